@@ -253,6 +253,8 @@ class FederatedData:
         proxy_fingerprint: Fingerprint of the data set `proxy_dataset`, or None.
         after_split: State of NumPy's legacy generator (``RandomState.get_state``) after
             this generator sampled the partition, or None.
+        pool_sha256: Hash of `fingerprint` and of the positions of `train` in the data
+            set, or None if `train` does not consist of samples of the data set.
     """
 
     train: Samples
@@ -267,6 +269,7 @@ class FederatedData:
     proxy_dataset: str | None = None
     proxy_fingerprint: str | None = None
     after_split: Mapping[str, Any] | None = None
+    pool_sha256: str | None = None
 
     @property
     def test_data_in_training(self) -> str | None:

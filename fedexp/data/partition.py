@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import json
 from abc import ABC, abstractmethod
@@ -316,14 +317,37 @@ def _repair(partition: Partition, small: np.ndarray, min_size: int) -> Partition
     )
 
 
-def save_partition(partition: Partition, path: Path) -> None:
-    """Write `partition` to a safetensors file, completely or not at all."""
+def hash_pool(fingerprint: str, train_at: np.ndarray) -> str:
+    """Return the sha256 of a training pool.
+
+    Args:
+        fingerprint: Fingerprint of the data set's arrays.
+        train_at: Positions of the pool's samples in the training split, ascending.
+    """
+    digest = hashlib.sha256(f"{fingerprint}\n".encode())
+    digest.update(np.ascontiguousarray(train_at, dtype="<i8").data)
+    return digest.hexdigest()
+
+
+def save_partition(partition: Partition, path: Path, pool_sha256: str | None = None) -> None:
+    """Write `partition` to a safetensors file, completely or not at all.
+
+    Args:
+        partition: The partition.
+        path: Path of the file.
+        pool_sha256: Hash of the training pool (`hash_pool`), or None if it is not
+            known. `partition=file` compares it with the pool of the new run.
+    """
     from safetensors.numpy import save
 
     arrays = {"indices": partition.indices, "offsets": partition.offsets}
     if isinstance(partition, CutPartition):
         arrays |= {"held": partition.held, "held_offsets": partition.held_offsets}
     about = {"format": FORMAT, "sha256": partition.sha256, "info": partition.info}
+    # The hash is not in `info`, because files of earlier versions do not have it. A
+    # resumed run compares `info` with that of its file
+    if pool_sha256 is not None:
+        about["pool_sha256"] = pool_sha256
     write_bytes(
         path,
         save(
@@ -335,13 +359,31 @@ def save_partition(partition: Partition, path: Path) -> None:
     )
 
 
-def contains_partition(path: Path, partition: Partition) -> bool:
-    """Return whether the file `path` is undamaged and contains `partition`."""
+def contains_partition(path: Path, partition: Partition, pool_sha256: str | None = None) -> bool:
+    """Return whether the file `path` is undamaged and contains `partition`.
+
+    The hash of the pool is compared if both the file and the caller have one.
+    """
     try:
         stored = load_partition(path)
     except DataError:
         return False
+    if None not in (known := read_pool_sha256(path), pool_sha256) and known != pool_sha256:
+        return False
     return (stored.sha256, stored.info) == (partition.sha256, partition.info)
+
+
+def read_pool_sha256(path: Path) -> str | None:
+    """Return the hash of the pool that a partition file was made for.
+
+    Returns:
+        The hash, or None if the file does not contain it.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        found = json.loads((file.metadata() or {}).get("fedexp", "{}")).get("pool_sha256")
+    return None if found is None else str(found)
 
 
 def load_partition(path: Path) -> Partition:
@@ -370,6 +412,10 @@ def load_partition(path: Path) -> Partition:
 
     if not isinstance(metadata, dict):
         raise _not_a_partition(path, f"metadata of type {type(metadata).__name__}")
+    # A damaged name of an entry would otherwise read as an absent entry
+    unknown = sorted(set(metadata) - {"format", "sha256", "info", "pool_sha256"})
+    if metadata.get("format") == FORMAT and unknown:
+        raise _not_a_partition(path, f"unknown entry {unknown[0]}: the file is damaged")
     if metadata.get("format") != FORMAT or not {"indices", "offsets"} <= set(arrays):
         raise _not_a_partition(path, f"format {metadata.get('format')}, arrays {', '.join(arrays)}")
 

@@ -372,11 +372,11 @@ class _Run:
             )
 
         path = self.folder.path / "partition.safetensors"
-        if path.exists() and not contains_partition(path, data.partition):
+        if path.exists() and not contains_partition(path, data.partition, data.pool_sha256):
             self.note(f"{path.name} is damaged: it is written again")
             path.unlink()
         if not path.exists():
-            save_partition(data.partition, path)
+            save_partition(data.partition, path, data.pool_sha256)
         return experiment.prepare(data, self.note)
 
     def _check_stored_models(

@@ -35,6 +35,7 @@ from fedexp.data.dataset import Dataset
 from fedexp.data.feature_skew import FeatureSkew
 from fedexp.data.federated import Division, Proxy, check_scheme, check_validation, federate
 from fedexp.data.partition import Partitioner
+from fedexp.data.partitions.file import File
 from fedexp.engines.stored_models import StoredModels
 from fedexp.evaluation.breakdown import class_names, client_names
 from fedexp.evaluation.evaluate import metric_names
@@ -154,8 +155,24 @@ class Experiment:
             else _ignored_limits(full, partitioner),
         )
 
+        experiment = experiment._with_limit_of_file(full.limit.train)
         experiment._check()
         return experiment
+
+    def _with_limit_of_file(self, limit: int | None) -> Experiment:
+        """Apply ``limit.train`` if the file is a split with this limit."""
+        if limit is None or not isinstance(self.partitioner, File):
+            return self
+        limits = replace(self.config.limit, train=limit)
+        limited = replace(
+            self,
+            config=replace(self.config, limit=limits),
+            ignored_limits=tuple(key for key in self.ignored_limits if key != "limit.train"),
+        )
+
+        taken = limited.division.proxy_count(limit) if self.proxy.takes_client_data else 0
+        fits = self.partitioner.pool_size() == limit - taken - self.config.eval.held_out
+        return limited if fits else self
 
     def _check(self) -> None:
         if self.config.device != "auto":
@@ -635,7 +652,8 @@ def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
     """Apply ``limit.*`` to the config.
 
     Some splits, such as one from a file, cannot be drawn for fewer clients or samples.
-    For such a split, ``limit.clients`` and ``limit.train`` are ignored. With stored
+    For such a split, ``limit.clients`` and ``limit.train`` are ignored, except that
+    ``limit.train`` applies to a file of a split with this limit. With stored
     models (``client_models``), ``limit.clients`` is ignored.
     """
     limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)

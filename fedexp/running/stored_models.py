@@ -547,6 +547,7 @@ def _with_samples(models: StoredModels, data: FederatedData) -> FederatedData:
         train=replace(train, x=to_device(x, train.x.device), y=to_device(y, train.x.device)),
         partition=Partition.from_lists(list(indices), **{SAMPLES: FROM_FOLDER}),
         labels=y.numpy() if y.dim() == 1 else np.zeros(len(y), np.int64),
+        pool_sha256=None,
     )
 
 

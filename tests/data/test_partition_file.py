@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from fedexp.config.compose import compose
 from fedexp.core.data import Partition
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.federated import cut_validation
-from fedexp.data.partition import CutPartition, load_partition, save_partition
+from fedexp.data.partition import (
+    CutPartition,
+    contains_partition,
+    load_partition,
+    save_partition,
+)
 from fedexp.data.partitions.dirichlet import Dirichlet
 from fedexp.data.partitions.file import File
+from fedexp.running.experiment import Experiment, load_data
 
 LABELS = np.repeat(np.arange(10), 50)
 
@@ -101,3 +108,37 @@ def test_partition_file_damaged_raises_data_error(tmp_path: Path) -> None:
 def test_file_scheme_without_file_raises_before_loading(path: str) -> None:
     with pytest.raises(ConfigError, match="partition file"):
         File(path=path).check(5, 10)
+
+
+def test_file_of_another_pool_of_equal_size_is_refused(tmp_path: Path) -> None:
+    """The seed of the held-out samples changes the pool, but not its size."""
+    held = ["eval.held_out=100", "clients=2"]
+    written = load_data(compose([*held, "seed_data=1"]))
+    save_partition(written.partition, tmp_path / "p", written.pool_sha256)
+    read = [*held, "partition=file", f"partition.path={tmp_path / 'p'}"]
+    again = load_data(compose([*read, "seed_data=1"]))
+    assert again.partition.sha256 == written.partition.sha256
+    assert again.pool_sha256 == written.pool_sha256
+    with pytest.raises(DataError, match="other training samples") as caught:
+        load_data(compose([*read, "seed_data=2"]))
+    assert "seed_data" in str(caught.value)
+    assert contains_partition(tmp_path / "p", written.partition, written.pool_sha256)
+    assert not contains_partition(tmp_path / "p", written.partition, "0" * 64)
+
+    # A file of an earlier version has no hash
+    save_partition(written.partition, tmp_path / "p")
+    assert contains_partition(tmp_path / "p", written.partition, written.pool_sha256)
+    load_data(compose([*read, "seed_data=2"]))
+
+
+def test_file_of_a_limited_pool_is_read_with_the_same_limit(tmp_path: Path) -> None:
+    limits = ["limit.train=300", "eval.held_out=50", "clients=2"]
+    written = load_data(compose(limits))
+    save_partition(written.partition, tmp_path / "p", written.pool_sha256)
+    read = ["partition=file", f"partition.path={tmp_path / 'p'}"]
+    assert load_data(compose([*limits, *read])).pool_sha256 == written.pool_sha256
+    assert not Experiment.of(compose([*limits, *read])).ignored_limits
+    other = compose([*limits, *read, "limit.train=200"])
+    assert Experiment.of(other).ignored_limits == ("limit.train",)
+    with pytest.raises(DataError, match=r"limit\.train"):
+        load_data(other)

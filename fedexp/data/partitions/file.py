@@ -11,16 +11,31 @@ import numpy as np
 
 from fedexp.core.data import Partition
 from fedexp.core.errors import DataError
-from fedexp.data.partition import CutPartition, Partitioner, impossible, load_partition
+from fedexp.data.partition import (
+    CutPartition,
+    Partitioner,
+    impossible,
+    load_partition,
+    read_pool_sha256,
+)
+
+_DO = "set dataset.*, proxy.*, eval.held_out, limit.train and seed_data as in the run that wrote it"
 
 
 @dataclass(frozen=True, kw_only=True)
 class File(Partitioner):
     """The partition in ``partition.safetensors`` of an earlier run.
 
-    The data set, proxy and limits must be those of the earlier run. If the earlier run
-    cut a validation share from the clients' samples, the file contains this share and
-    it is used again.
+    The clients' training pool must be that of the earlier run. The data set, the server
+    data (``proxy``), ``eval.held_out`` and ``limit.train`` must therefore be equal. If
+    samples are held out or taken by the server, ``seed_data`` must be equal as well. A
+    file of fedexp contains a hash of the pool, and another pool is refused.
+
+    ``limit.train`` applies if the file is a split of so many samples. Otherwise it is
+    ignored.
+
+    If the earlier run cut a validation share from the clients' samples, the file
+    contains this share and it is used again.
 
     Args:
         path: Path of the file. Relative paths start at the working directory.
@@ -66,7 +81,7 @@ class File(Partitioner):
             "was sampled for another pool of training samples",
             f"{len(labels)} samples",
             f"{pool} samples",
-            "use the data set, proxy and limits of the run that wrote it",
+            _DO,
         )
 
         asked = int(info.get("asked_clients", partition.num_clients))
@@ -88,6 +103,31 @@ class File(Partitioner):
         )
 
         return partition
+
+    def pool_size(self) -> int | None:
+        """Return the size of the pool that was split, or None if it is unknown."""
+        try:
+            return int(load_partition(Path(self.path).expanduser()).info["pool"])
+        except (DataError, KeyError):
+            return None
+
+    def check_pool(self, sha256: str) -> None:
+        """Refuse a file that was made for another pool of the same size.
+
+        Args:
+            sha256: Hash of the pool of the run (`hash_pool`).
+
+        Raises:
+            DataError: The file has the hash of another pool.
+        """
+        known = read_pool_sha256(Path(self.path).expanduser())
+        self._require(
+            known in (None, sha256),
+            "was sampled for other training samples",
+            f"the pool with sha256 {sha256}",
+            f"the pool with sha256 {known}",
+            _DO,
+        )
 
     def _require(
         self, fits: bool, what: str, expected: str, got: str, do: str = "give another file"
