@@ -14,7 +14,7 @@ The steps are:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,7 +110,7 @@ class Proxy:
         Raises:
             ConfigError: The clients' networks cannot process the proxy's samples. Or
                 the proxy and the clients have the same data set, possibly re-encoded
-                (`Dataset.copy_of`).
+                (`Dataset.copy_of`), or with other numbers or sizes of samples.
         """
         if self.source == "noise" and not main.pixels:
             raise ConfigError(
@@ -127,7 +127,7 @@ class Proxy:
 
         originals = {main.copy_of or main.name, other.copy_of or other.name}
         copied = len(originals) == 1 and (main.copy_of or other.copy_of)
-        if copied or other.recipe() == main.recipe():
+        if copied or _origin(other) == _origin(main):
             raise ConfigError(
                 "the proxy would share its samples with the clients or the test set",
                 where="proxy.dataset",
@@ -303,6 +303,20 @@ class Parts:
     labels: np.ndarray
     partition: Partition
     after_split: Mapping[str, Any]
+
+
+def _origin(dataset: Dataset) -> tuple[object, ...]:
+    """Return what determines where the samples come from.
+
+    Two data sets with equal values may share samples. Fields that only select, resize
+    or normalise samples are left out. If the samples come from files, `num_classes`
+    only selects samples. It determines generated samples.
+    """
+    outside = {"mean", "std", "augment", "download", "shape"}
+    outside |= {"samples", "test_samples", "per_class", "test_fraction"}
+    outside |= set() if dataset.pinned else {"num_classes"}
+    own = {f.name: getattr(dataset, f.name) for f in fields(dataset)}
+    return type(dataset), *((key, value) for key, value in own.items() if key not in outside)
 
 
 def federate(

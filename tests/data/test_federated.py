@@ -17,9 +17,12 @@ from fedexp.data.cifar10_jpeg import Cifar10Jpeg
 from fedexp.data.dataset import Arrays, Dataset
 from fedexp.data.digits import Digits
 from fedexp.data.federated import Division, Proxy, _resized, balanced, cut_validation, federate
+from fedexp.data.femnist import Femnist
 from fedexp.data.partition import Partitioner
 from fedexp.data.partitions.dirichlet import Dirichlet
 from fedexp.data.partitions.iid import Iid
+from fedexp.data.shapes_masks import ShapesMasks
+from fedexp.data.synthetic import Synthetic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +274,23 @@ def test_a_proxy_of_a_copy_is_refused(main: str, other: str, refused: bool) -> N
         proxy.check(sets[main])
 
 
+@pytest.mark.parametrize(("main", "other", "refused"), [
+    (Synthetic(test_samples=1000), Synthetic(), True), (ShapesMasks(), ShapesMasks(samples=9, shape=(3, 8, 8)), True),
+    (Femnist(), Femnist(num_classes=10), True), (Synthetic(), Synthetic(num_classes=5), False),
+    (Synthetic(), Synthetic(seed=1, samples=9), False), (ShapesMasks(), ShapesMasks(seed=1), False),
+])  # fmt: skip
+def test_a_proxy_of_the_same_samples_in_another_number_is_refused(
+    main: Dataset, other: Dataset, refused: bool
+) -> None:
+    """With the same seed, a smaller data set is the beginning of a larger one."""
+    proxy = Proxy("train", 9, dataset=other, resize=True)
+    if not refused:
+        proxy.check(main)
+        return
+    with pytest.raises(ConfigError, match="share its samples"):
+        proxy.check(main)
+
+
 def test_eight_bit_and_floating_point_samples_do_not_mix() -> None:
     with pytest.raises(DataError, match="cannot be normalised in the same way"):
         make(proxy=Proxy("train", 9, dataset=EightBits()))
@@ -439,6 +459,10 @@ class Pictures(Dataset):
         return Arrays(x[:40], torch.arange(40) % 4, x[40:], torch.arange(10) % 4)
 
 
+class ServersPictures(Pictures):
+    """The server's images."""
+
+
 def test_noise_is_the_servers_own_and_takes_nothing_away() -> None:
     data, again = (make(Pictures(), proxy=Proxy("noise", 500)) for _ in range(2))
     assert data.proxy is not None and again.proxy is not None
@@ -456,7 +480,7 @@ def test_noise_is_the_servers_own_and_takes_nothing_away() -> None:
 
 
 def test_images_of_another_size_are_brought_to_the_clients() -> None:
-    small = Pictures(shape=(1, 4, 4))
+    small = ServersPictures(shape=(1, 4, 4))
     proxy = Proxy("train", 1.0, dataset=small, resize=True)
     proxy.check(Pictures())
     data = make(Pictures(), proxy=proxy)
@@ -472,7 +496,7 @@ def test_images_of_another_size_are_brought_to_the_clients() -> None:
     assert _resized(step, (4, 4))[0, 0, 0].tolist() == [0, 64, 191, 255]
     for proxy in (
         Proxy("train", 1.0, dataset=small),
-        Proxy("train", 9, dataset=Pictures(shape=(3, 4, 4)), resize=True),
+        Proxy("train", 9, dataset=ServersPictures(shape=(3, 4, 4)), resize=True),
     ):
         with pytest.raises(ConfigError, match="do not fit"):
             proxy.check(Pictures())
