@@ -240,6 +240,13 @@ def test_natural_with_owners_per_client_leaves_out_the_rest() -> None:
     assert partition.info["dropped_samples"] == len(OWNER) - len(partition.indices) > 0
 
 
+def test_natural_with_owners_per_client_that_uses_all_owners_is_random() -> None:
+    dealt = [groups(Natural(owners_per_client=2), 4, seed) for seed in range(3)]
+    for held in dealt:
+        assert sorted(owner for group in held for owner in group) == list(range(8))
+    assert dealt[0] != dealt[1] != dealt[2] != dealt[0]
+
+
 def test_natural_divides_owners_only_with_split_owners() -> None:
     with pytest.raises(DataError, match="not enough owners") as caught:
         Natural().split(OWNER, 8, 16, np.random.RandomState(0))

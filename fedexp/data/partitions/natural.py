@@ -63,7 +63,7 @@ class Natural(Partitioner):
                 "or divide owners with partition.split_owners=true",
             )
 
-        order = rng.permutation(owners) if asked < owners else np.arange(owners)
+        order = rng.permutation(owners) if clients < owners else np.arange(owners)
         used = order if self.owners_per_client == "all" else order[:asked]
         client_of = np.full(owners, -1)
         client_of[used] = np.arange(len(used)) % clients
