@@ -359,6 +359,15 @@ def test_dirichlet_blocks_give_each_client_half_of_an_equal_share(
     assert np.ptp(sizes) > 100
 
 
+def test_dirichlet_blocks_beyond_max_draws_raises_with_keys_that_exist() -> None:
+    labels = np.repeat(np.arange(10), 100)
+    with pytest.raises(DataError, match="a block has a client") as caught:
+        DirichletBlocks(alpha=0.01, max_draws=3).split(labels, 10, 10, rng())
+    text = str(caught.value)
+    assert "attempts: 3" in text and "partition.block" in text
+    assert "on_small" not in text and "min_size" not in text and "gated" not in text
+
+
 def test_label_groups_clients_hold_their_classes() -> None:
     labels = np.repeat(np.arange(4), 30)
     groups = ((0, 1), (1, 2), (3,), (1,))

@@ -64,13 +64,28 @@ class DirichletBlocks(DirichletPartitioner, BoundedPartitioner):
             start, stop = (len(labels) * bound // clients for bound in (first, first + own))
             at = order[start:stop]
 
+            smallest = max(1, len(at) // (2 * own))
             dealt = Dirichlet(
                 alpha=self.alpha,
-                min_size=max(1, len(at) // (2 * own)),
+                min_size=smallest,
                 max_draws=self.max_draws,
                 max_seconds=self.max_seconds,
+                on_small="allow",
             ).sample(labels[at], num_classes, own, rng)
             draws += int(dealt.info["draws"])
+
+            if int(dealt.sizes.min()) < smallest:
+                raise DataError(
+                    "a block has a client with less than half its equal share in every attempt "
+                    f"(attempts: {dealt.info['draws']})",
+                    where=f"partition dirichlet_blocks: alpha={self.alpha}, {own} clients and "
+                    f"{len(at)} samples in the block",
+                    expected=f"a smallest client with at least {smallest} samples",
+                    got=f"{int(dealt.sizes.min())} samples in the first attempt",
+                    do="raise partition.alpha, partition.max_draws or partition.max_seconds, "
+                    "or lower partition.block",
+                )
+
             parts += [at[dealt.of(client)] for client in range(own)]
 
         return Partition.from_lists(parts, draws=draws)
