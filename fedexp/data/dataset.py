@@ -268,8 +268,18 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
     """Return `arrays` if they match the declaration of `dataset`.
 
     Raises:
-        DataError: An array breaks a rule. The message names the split and the rule.
+        DataError: `arrays` has another type, or an array breaks a rule. The message
+            names the split and the rule.
     """
+    if not isinstance(arrays, Arrays):
+        raise DataError(
+            f"data set '{dataset.name}': read() must return Arrays",
+            where=f"{type(dataset).__name__}.read",
+            expected="fedexp.data.dataset.Arrays",
+            got=type(arrays).__name__,
+            do="return Arrays(train_x, train_y, test_x, test_y)",
+        )
+
     for split in ("train", "test"):
         x, y = getattr(arrays, f"{split}_x"), getattr(arrays, f"{split}_y")
 

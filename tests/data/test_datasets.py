@@ -399,6 +399,13 @@ def test_verify_with_undeclared_content_raises_data_error(
     assert ("test" if "test_y" in change else "train") in str(caught.value)
 
 
+@pytest.mark.parametrize("returned", [None, (1, 2, 3, 4)])
+def test_read_without_arrays_raises_data_error(returned: Any) -> None:
+    with pytest.raises(DataError, match=r"read\(\) must return Arrays") as caught:
+        verify(Declared(num_classes=3, shape=(1, 2, 2)), returned)
+    assert type(returned).__name__ in str(caught.value)
+
+
 def test_floating_point_samples_are_declared_and_finite() -> None:
     dataset, arrays = Floating(num_classes=3, shape=(1, 2, 2)), good()
     floats = replace(arrays, train_x=arrays.train_x / 2, test_x=arrays.test_x / 2)
