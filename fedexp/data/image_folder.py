@@ -9,15 +9,16 @@ from typing import ClassVar
 from fedexp.core.build import require
 from fedexp.core.errors import DataError, suggest
 from fedexp.data.dataset import Arrays, Dataset
-from fedexp.data.images import decode_classes, require_image_shape
+from fedexp.data.images import check_class_folder, decode_classes, require_image_shape
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder(Dataset):
-    """Images of any size and format in ``FOLDER/{train,test}/CLASS/*``, decoded once.
+    """Images of any size in ``FOLDER/{train,test}/CLASS/*``, decoded once.
 
-    The label of a class is its position among the sorted class names, as in
-    torchvision's ImageFolder.
+    The formats are JPEG, PNG, BMP, PPM, PGM, TIFF, WebP and GIF, by the extension of
+    the file. The label of a class is its position among the sorted class names, as in
+    torchvision's ImageFolder. Each class needs images in both splits.
 
     Args:
         folder: Path of FOLDER, relative to data_root, or absolute.
@@ -77,6 +78,9 @@ class ImageFolder(Dataset):
                 do=suggest(strange[0], classes) if strange else "add the missing class folders",
             )
 
+        for folder in (train_folder, test_folder):
+            for name in classes:
+                check_class_folder(folder / name)
         train, test = (
             decode_classes([folder / name for name in classes], self.shape)
             for folder in (train_folder, test_folder)

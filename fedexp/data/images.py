@@ -17,6 +17,10 @@ from fedexp.core.errors import DataError
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif"}
 )
+# Files beside images that contain no samples
+_SIDE_FILES = frozenset(
+    {".txt", ".json", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".md", ".html", ".db", ".ini"}
+)
 _CHUNK = 256
 # Exceptions of Pillow's decoders on damaged files
 _UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError)
@@ -134,3 +138,36 @@ def image_files(folder: Path) -> list[Path]:
         for name in names
         if not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS
     )
+
+
+def check_class_folder(folder: Path) -> None:
+    """Refuse a class folder without images, or with files that may be unread images.
+
+    Hidden files and folders, and side files such as ``.txt`` and ``Thumbs.db``, are
+    accepted.
+
+    Raises:
+        DataError: The folder has no image, or a visible file has an unknown extension.
+    """
+    accepted = ", ".join(sorted(ending.removeprefix(".") for ending in EXTENSIONS))
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and Path(name).suffix.lower() not in (
+                EXTENSIONS | _SIDE_FILES
+            ):
+                raise DataError(
+                    "a file in a class folder does not have the extension of an image",
+                    where=str(Path(place) / name),
+                    expected=accepted,
+                    got=Path(name).suffix or "no extension",
+                    do="convert the file, or move it out of the class folder",
+                )
+
+    if not image_files(folder):
+        raise DataError(
+            "a class folder contains no images",
+            where=str(folder),
+            expected=f"at least one image ({accepted})",
+            do="add images of the class, or remove the folder and lower dataset.num_classes",
+        )
