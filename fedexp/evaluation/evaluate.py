@@ -6,6 +6,7 @@ The names of the metrics contain the split and the kind of the outcome: ``global
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import statistics
 from collections.abc import Sequence
@@ -122,11 +123,19 @@ class Evaluator:
         nets = [self._net(model) for model in models]
         totals: list[dict[str, Tensor]] = [{} for _ in bounds[1:]]
 
+        first = 0  # the first part that does not end before the batch
         for start in range(0, len(order), self.batch_size):
             index = order[start : start + self.batch_size]
+            stop = start + len(index)
             y = samples.y.index_select(0, index)
             output = self._output(nets, models, outcome, Batch(samples.inputs(index), y))
-            for total, low, high in zip(totals, bounds, bounds[1:], strict=False):
+            while first < len(totals) and bounds[first + 1] <= start:
+                first += 1
+
+            # Parts that begin after the batch are not visited. Otherwise, the time
+            # would be quadratic in the number of parts
+            for part in range(first, bisect.bisect_left(bounds, stop, hi=len(totals))):
+                low, high, total = bounds[part], bounds[part + 1], totals[part]
                 own = slice(max(0, low - start), min(len(index), high - start))
                 if own.start < own.stop:
                     for name, value in self.task.totals(output[own], y[own]).items():

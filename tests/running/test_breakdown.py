@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,36 @@ def test_parts_are_counted_sample_by_sample(world: World, batch_size: int) -> No
         own = [i for i, y in enumerate(data.test.y.tolist()) if y == c]
         expected[f"test/global/acc_of_class_{c}"] = np.mean(hits(model, world, own))
     assert found == pytest.approx(expected, rel=1e-12) and len(set(accuracies)) == 3
+
+
+class Counted(Sequence[int]):
+    """Bounds that count how many of them are read."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self.values, self.reads = [*values], 0
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, at: Any) -> Any:
+        self.reads += len(self.values[at]) if isinstance(at, slice) else 1
+        return self.values[at]
+
+
+def test_parts_of_many_clients_are_visited_in_linear_time(world: World) -> None:
+    """A batch visits only its own parts. Parts may be empty or longer than a batch."""
+    sizes = [0, 3, 0, 0, 23, *[1, 0, 2] * 100, 0]
+    data = make_data((sum(sizes),), seed=2)
+    evaluator, model = Evaluator(world.experiment.task, 7), drawn(world, 1)
+    order, outcome = data.positions(0), Outcome((model,), "global")
+    bounds = Counted(np.cumsum([0, *sizes]).tolist())
+    found = evaluator.parts([model], outcome, data.train, order, bounds)
+    assert bounds.reads < 20 * len(sizes)
+
+    big = replace(world, data=data)
+    for own, low, high in zip(found, bounds, bounds[1:], strict=False):
+        correct = hits(model, big, order[low:high].tolist())
+        assert own.get("acc") == (sum(correct) / len(correct) if correct else None)
 
 
 def test_classes_without_samples_are_left_out_and_the_worst_tenth_is_rounded_up(
