@@ -351,6 +351,15 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
         )
 
     owner = arrays.train_owner
+    if owner is not None and not isinstance(owner, Tensor):
+        raise DataError(
+            f"data set '{dataset.name}': train_owner must be a torch tensor",
+            where="train split",
+            expected=f"a tensor of {len(arrays.train_y)} int64 numbers from 0",
+            got=type(owner),
+            do="convert it in read(): torch.from_numpy(train_owner) for a NumPy array",
+        )
+
     if dataset.has_owners != (owner is not None) or (
         owner is not None
         and (

@@ -425,6 +425,16 @@ def test_read_without_arrays_raises_data_error(returned: Any) -> None:
     assert type(returned).__name__ in str(caught.value)
 
 
+def test_owners_as_numpy_array_raise_data_error_that_asks_for_a_tensor() -> None:
+    class Owned(Declared):
+        has_owners = True
+
+    owned = replace(good(), train_owner=np.zeros(6, np.int64))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="train_owner must be a torch tensor") as caught:
+        verify(Owned(num_classes=3, shape=(1, 2, 2)), owned)
+    assert "ndarray" in str(caught.value)
+
+
 def test_floating_point_samples_are_declared_and_finite() -> None:
     dataset, arrays = Floating(num_classes=3, shape=(1, 2, 2)), good()
     floats = replace(arrays, train_x=arrays.train_x / 2, test_x=arrays.test_x / 2)
