@@ -31,7 +31,6 @@ from fedexp.core.seeds import numpy_generator, torch_generator
 from fedexp.data.dataset import Arrays, Dataset, labels_of
 from fedexp.data.feature_skew import NO_SKEW, FeatureSkew
 from fedexp.data.partition import CutPartition, Partitioner, hash_pool, validate
-from fedexp.data.partitions.file import File
 
 UNLABELLED = -1
 
@@ -234,8 +233,7 @@ class Division:
 
         generator = np.random.RandomState(seed_data)
         partition = self.partitioner.split(kinds, number, self.clients, generator)
-        if isinstance(self.partitioner, File):
-            self.partitioner.check_pool(hash_pool(arrays.fingerprint, train_at))
+        self.partitioner.check_pool(hash_pool(arrays.fingerprint, train_at))
         if self.val_fraction and not isinstance(partition, CutPartition):
             partition = cut_validation(partition, self.val_fraction, seed_data)
             validate(partition, len(labels))

@@ -95,6 +95,20 @@ class Partitioner(ABC):
                 "set clients=10",
             )
 
+    def pool_size(self) -> int | None:
+        """Return the size of the only pool that can be split, or None for any."""
+        return None
+
+    def check_pool(self, sha256: str) -> None:
+        """Refuse a pool of samples for which the partition was not made.
+
+        Args:
+            sha256: Hash of the pool (`hash_pool`).
+
+        Raises:
+            DataError: The partition was made for another pool.
+        """
+
     @abstractmethod
     def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState

@@ -35,7 +35,6 @@ from fedexp.data.dataset import Dataset
 from fedexp.data.feature_skew import FeatureSkew
 from fedexp.data.federated import Division, Proxy, check_scheme, check_validation, federate
 from fedexp.data.partition import Partitioner
-from fedexp.data.partitions.file import File
 from fedexp.engines.stored_models import StoredModels
 from fedexp.evaluation.breakdown import class_names, client_names
 from fedexp.evaluation.evaluate import metric_names
@@ -155,13 +154,14 @@ class Experiment:
             else _ignored_limits(full, partitioner),
         )
 
-        experiment = experiment._with_limit_of_file(full.limit.train)
+        experiment = experiment._with_limit_of_pool(full.limit.train)
         experiment._check()
         return experiment
 
-    def _with_limit_of_file(self, limit: int | None) -> Experiment:
-        """Apply ``limit.train`` if the file is a split with this limit."""
-        if limit is None or not isinstance(self.partitioner, File):
+    def _with_limit_of_pool(self, limit: int | None) -> Experiment:
+        """Apply ``limit.train`` if the partition is of a pool with this limit."""
+        size = None if limit is None else self.partitioner.pool_size()
+        if limit is None or size is None:
             return self
         limits = replace(self.config.limit, train=limit)
         limited = replace(
@@ -171,7 +171,7 @@ class Experiment:
         )
 
         taken = limited.division.proxy_count(limit) if self.proxy.takes_client_data else 0
-        fits = self.partitioner.pool_size() == limit - taken - self.config.eval.held_out
+        fits = size == limit - taken - self.config.eval.held_out
         return limited if fits else self
 
     def _check(self) -> None:
