@@ -335,6 +335,21 @@ class Target:
         require((self.share is None) != (self.value is None), "target: give a share or a value")
 
 
+# Tests that a claim's keys belong to. Other tests would ignore these keys.
+_TESTS_BY_KEY: Mapping[str, tuple[str, ...]] = {
+    "by": ("above",),
+    "than": ("above",),
+    "any_of": ("above", "sooner"),
+    "x": ("within",),
+    "along": ("trend",),
+    "direction": ("trend",),
+    "slack": ("trend",),
+    "curve": ("sooner",),
+    "axis": ("sooner",),
+    "target": ("sooner",),
+}
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim of the paper about a table or figure.
@@ -396,17 +411,22 @@ class Claim:
     target: Target | None = None
 
     def __post_init__(self) -> None:
+        for key, tests in _TESTS_BY_KEY.items():
+            is_default = getattr(self, key) == type(self).__dataclass_fields__[key].default
+            require(
+                is_default or self.test in tests,
+                f"claim {self.id}: {key} goes with test={' and '.join(tests)}, "
+                f"got test={self.test}",
+            )
+
         has_b = self.test != "trend" and self.than is None
         has_curve = self.curve is not None and self.target is not None
         checks = {
             "a names no column": len(self.a) > 0,
             "b goes with every test except trend, unless than replaces it": has_b == bool(self.b),
-            "than goes with test=above": self.than is None or self.test == "above",
-            "x goes with test=within": (self.test == "within") == (self.x is not None),
-            "along goes with test=trend": (self.test == "trend") == (self.along is not None),
-            "curve and target go with test=sooner": (self.test == "sooner") == has_curve,
-            "any_of goes with test=above and sooner": self.any_of is None
-            or self.test in ("above", "sooner"),
+            "test=within needs x": self.test != "within" or self.x is not None,
+            "test=trend needs along": self.test != "trend" or self.along is not None,
+            "test=sooner needs curve and target": self.test != "sooner" or has_curve,
             "x must be positive": self.x is None or self.x > 0,
             "rows must be positive": not isinstance(self.rows, int) or self.rows > 0,
         }
