@@ -6,6 +6,7 @@ A table is never part of a run's config.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -417,6 +418,13 @@ class Claim:
                 is_default or self.test in tests,
                 f"claim {self.id}: {key} goes with test={' and '.join(tests)}, "
                 f"got test={self.test}",
+            )
+
+        for column, count in Counter((*self.a, *self.b)).items():
+            require(
+                count == 1,
+                f"claim {self.id}: column '{column}' is named {count} times in a and b, "
+                f"name it once",
             )
 
         has_b = self.test != "trend" and self.than is None

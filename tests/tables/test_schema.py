@@ -132,6 +132,8 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"claims": [CLAIM | {"target": {"value": 1}}]}, ["target goes with test=sooner"]),
     ({"claims": [CLAIM | {"test": "within", "x": 1, "by": 2}]}, ["by goes with test=above, got test=within"]),
     ({"claims": [CLAIM | {"test": "within"}]}, ["test=within needs x"]),
+    ({"claims": [CLAIM | {"a": ["local"]}]}, ["column 'local' is named 2 times in a and b"]),
+    ({"claims": [CLAIM | {"b": ["local", "local"]}]}, ["column 'local' is named 2 times in a and b"]),
     ({"claims": [CLAIM | {"rows": 0}]}, ["rows must be positive"]),
     ({"claims": [CLAIM | {"tests": "above"}]}, ["did you mean 'test'?"]),
     ({"given": {"model.pretrained": {"clientz": 2}}}, ["did you mean 'clients'?", "given.model.pretrained"]),
