@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy.stats import binom, t
 
@@ -48,6 +48,10 @@ _REDUCED: Mapping[RowState, ClaimState] = {
 # A number is a cost if its path in the result begins with one of these texts. Costs are
 # seconds and numbers of rounds until a target is reached.
 _COSTS = ("seconds.", "rounds_to.")
+# Reasons why a claim is undecided. `_ROWS` is replaced by the number of rows.
+_ROWS = "{rows}"
+_ABSENT = f"{_ROWS} lack runs of a column"
+_SINGLE = f"{_ROWS} with one seed"
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,9 @@ def decide_claims(
 ) -> tuple[ClaimResult, ...]:
     """Decide every claim of the table.
 
-    A claim is undecided if one of its rows lacks runs of a column. All claims are
-    undecided if there is an objection to one run, such as data that differ from the
-    paper's.
+    A claim is undecided if one of its rows lacks runs of a column. A pair of runs is
+    left out if both of its numbers are infinite. All claims are undecided if there is
+    an objection to one run, such as data that differ from the paper's.
 
     Args:
         table: The table.
@@ -137,9 +141,10 @@ def _decided(
             level, this is `numbers` itself.
         objection: Reason why the runs cannot decide a claim, empty if they can.
     """
-    rows = _claim_rows(claim, table, variant, numbers)
+    decisions = _claim_rows(claim, table, variant, numbers)
+    rows = tuple(decision.row for decision in decisions)
     words = _REDUCED if variant == "reduced" else _FULL
-    outcome, reason = _outcome(claim, rows)
+    outcome, reason = _outcome(claim, decisions)
     state = words[outcome]
     without = state
     if learned is not numbers:
@@ -147,16 +152,16 @@ def _decided(
     if without != state:
         reason = (
             f"{state} with all runs, {without} without the runs that did not learn"
-            f"{_in_favour(rows)}"
+            f"{_in_favour(decisions)}"
         )
         state = "undecided"
 
     objection = objection or _objection(claim, table, variant)
     if objection:
-        state, reason = "undecided", objection + _in_favour(rows)
+        state, reason = "undecided", objection + _in_favour(decisions)
     superseded = _superseded(claim, table, variant)
     if superseded:
-        state, reason = "superseded settings: no verdict", superseded + _in_favour(rows)
+        state, reason = "superseded settings: no verdict", superseded + _in_favour(decisions)
 
     in_print = [
         _in_print(_tests(claim, table, group, numbers)) for group in _groups(claim, table, "full")
@@ -250,14 +255,65 @@ def _superseded(claim: Claim, table: Table, variant: Variant) -> str:
 # --- rows
 
 
+@dataclass(frozen=True)
+class _Decision:
+    """The result of a claim in one row, with reasons why it may be undecided.
+
+    Args:
+        row: The result.
+        num_censored: Number of pairs that were left out of the row.
+        lacking: Reason why the claim as a whole is undecided, such as missing runs.
+            Empty: the row has enough runs.
+        censored: Reason why pairs were left out of the row. Empty: the row has at least
+            two pairs.
+    """
+
+    row: ClaimRow
+    num_censored: int = 0
+    lacking: str = ""
+    censored: str = ""
+
+
 def _claim_rows(
     claim: Claim, table: Table, variant: Variant, numbers: Numbers
-) -> tuple[ClaimRow, ...]:
+) -> tuple[_Decision, ...]:
     groups = _groups(claim, table, variant)
     levels = _levels(claim, len(groups))
-    return tuple(
-        _claim_row(group, _tests(claim, table, group, numbers), levels) for group in groups
-    )
+    found = []
+    for group in groups:
+        tests = _tests(claim, table, group, numbers)
+        row, num_censored = _claim_row(group, tests, levels)
+        reasons = _why_undecided(claim, table, tests, row.n)
+        found.append(_Decision(row, num_censored, *reasons))
+    return tuple(found)
+
+
+def _why_undecided(claim: Claim, table: Table, tests: Sequence[_Test], n: int) -> tuple[str, str]:
+    """Return why a row has fewer than two pairs, as texts for `_Decision`.
+
+    Args:
+        claim: The claim.
+        table: Its table.
+        tests: Tests of the claim in the row.
+        n: Number of pairs of the row.
+    """
+    if n > 1:
+        return "", ""
+    empty = [test for test in tests if not any(pairs.differences for pairs in test.alternatives)]
+    missing = [test for test in empty if not any(pairs.censored for pairs in test.alternatives)]
+    if missing:
+        has_runs = any(pairs.lacks_curve for test in missing for pairs in test.alternatives)
+        return (f"the runs have no curve {claim.curve} in {_ROWS}" if has_runs else _ABSENT), ""
+    if not any(pairs.censored for test in tests for pairs in test.alternatives):
+        return _SINGLE, ""
+
+    paths = [table.value_path(table.columns[name]) for name in (*claim.a, *claim.b)]
+    reaches = claim.test == "sooner" or all(path.startswith("rounds_to.") for path in paths)
+    if n == 0:
+        why = "no run reaches the target" if reaches else "no pair has a finite number"
+    else:
+        why = "only one pair " + ("reaches the target" if reaches else "has a finite number")
+    return "", f"{why} in {_ROWS}"
 
 
 @dataclass(frozen=True)
@@ -322,6 +378,38 @@ def _along(value: Value) -> float:
 
 
 @dataclass(frozen=True)
+class _Pairs:
+    """The paired differences of two cells.
+
+    Args:
+        differences: The differences, one per pair.
+        censored: Number of pairs that were left out, because both numbers are infinite.
+            Both runs miss a target, and it is not known which one misses it by more.
+        lacks_curve: Whether a cell has runs, but none of them has the claim's curve.
+    """
+
+    differences: tuple[float, ...]
+    censored: int = 0
+    lacks_curve: bool = False
+
+    @classmethod
+    def of(cls, numbers: Iterable[tuple[float, float]]) -> _Pairs:
+        """Subtract the second number of every pair from the first one."""
+        known = [(a, b) for a, b in numbers]
+        differences = tuple(a - b for a, b in known if not _is_censored(a, b))
+        return cls(differences, len(known) - len(differences))
+
+    def scaled(self, factor: float, shift: float = 0.0) -> _Pairs:
+        """Multiply all differences by a factor and add a number."""
+        return replace(self, differences=tuple(factor * d + shift for d in self.differences))
+
+
+def _is_censored(a: float, b: float) -> bool:
+    """Return whether two numbers are infinite with the same sign."""
+    return math.isinf(a) and a == b
+
+
+@dataclass(frozen=True)
 class _Test:
     """A test that consists of alternatives. At least one of them must hold.
 
@@ -332,7 +420,7 @@ class _Test:
             paper does not print these numbers.
     """
 
-    alternatives: tuple[tuple[float, ...], ...]
+    alternatives: tuple[_Pairs, ...]
     printed: tuple[float | None, ...]
 
 
@@ -350,12 +438,12 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
         assert claim.x is not None
         tests = []
         for a, b in pairs:
-            differences = _paired(numbers, place, a, place, b)
+            found = _paired(numbers, place, a, place, b)
             printed = _printed(numbers, place, a, place, b)
             for side in (1, -1):
                 tests.append(
                     _Test(
-                        (tuple(claim.x + side * d for d in differences),),
+                        (found.scaled(side, claim.x),),
                         (None if printed is None else claim.x + side * printed,),
                     )
                 )
@@ -364,9 +452,9 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
     made = {}
     for a, b in pairs:
         if claim.test == "above":
-            differences = tuple(sign * d - claim.by for d in _paired(numbers, place, a, place, b))
+            found = _paired(numbers, place, a, place, b).scaled(sign, -claim.by)
             printed = _printed(numbers, place, a, place, b)
-            made[a, b] = differences, None if printed is None else sign * printed - claim.by
+            made[a, b] = found, None if printed is None else sign * printed - claim.by
         else:
             made[a, b] = _sooner(claim, numbers, place, a, b, table.higher_is_better), None
 
@@ -387,13 +475,9 @@ def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) 
     """
     assert claim.than is not None
     printed = numbers.printed.get((place, a))
+    values = numbers.ours.get((place, a), {}).values()
     return _Test(
-        (
-            tuple(
-                sign * (value - claim.than) - claim.by
-                for value in numbers.ours.get((place, a), {}).values()
-            ),
-        ),
+        (_Pairs.of((value, claim.than) for value in values).scaled(sign, -claim.by),),
         (None if printed is None else sign * (printed - claim.than) - claim.by,),
     )
 
@@ -407,50 +491,44 @@ def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_
     tests = []
     for a in claim.a:
         for before, after in zip(group.places, group.places[1:], strict=False):
-            differences = tuple(
-                way * d + claim.slack for d in _paired(numbers, after, a, before, a)
-            )
+            found = _paired(numbers, after, a, before, a).scaled(way, claim.slack)
             printed = _printed(numbers, after, a, before, a)
             tests.append(
-                _Test((differences,), (None if printed is None else way * printed + claim.slack,))
+                _Test((found,), (None if printed is None else way * printed + claim.slack,))
             )
     return tests
 
 
-def _paired(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> tuple[float, ...]:
+def _paired(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> _Pairs:
     """Return column a in row `place` minus column b in row `other`.
 
-    There is one difference for every split seed for which both cells have a number.
+    There is one pair for every split seed for which both cells have a number.
     """
     left, right = numbers.ours.get((place, a), {}), numbers.ours.get((other, b), {})
-    return tuple(
-        _less(left[split_seed], right[split_seed]) for split_seed in left if split_seed in right
-    )
+    return _Pairs.of((left[seed], right[seed]) for seed in left if seed in right)
 
 
 def _printed(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> float | None:
+    """Return the difference of the paper's numbers, None if it is not known."""
     left, right = numbers.printed.get((place, a)), numbers.printed.get((other, b))
-    return None if left is None or right is None else _less(left, right)
-
-
-def _less(a: float, b: float) -> float:
-    """Return a - b. Two infinities of the same sign are equal."""
-    return 0.0 if a == b else a - b
+    if left is None or right is None or _is_censored(left, right):
+        return None
+    return left - right
 
 
 def _sooner(
     claim: Claim, numbers: Numbers, place: RowKey, a: str, b: str, higher_is_better: bool
-) -> tuple[float, ...]:
+) -> _Pairs:
     """Return by how much column a reaches the target earlier than column b.
 
-    The unit is iterations or rounds. There is one number for every split seed. A target
+    The unit is iterations or rounds. There is one pair for every split seed. A target
     that is never reached counts as infinitely late.
     """
     assert claim.curve is not None and claim.target is not None
     split_seeds = [
         split_seed
-        for where, column, split_seed, _ in numbers.curves
-        if (where, column) == (place, a)
+        for where, column, split_seed, curve in numbers.curves
+        if (where, column, curve) == (place, a, claim.curve)
     ]
     found = []
     for split_seed in dict.fromkeys(split_seeds):
@@ -460,10 +538,19 @@ def _sooner(
         if first and second:
             target = _target(claim.target, first[-1][1], second[-1][1], higher_is_better)
             found.append(
-                _less(*(_reached(curve, target, higher_is_better) for curve in (second, first)))
+                (
+                    _reached(second, target, higher_is_better),
+                    _reached(first, target, higher_is_better),
+                )
             )
 
-    return tuple(found)
+    drawn = {
+        column
+        for where, column, _, curve in numbers.curves
+        if (where, curve) == (place, claim.curve)
+    }
+    lacks_curve = any(numbers.ours.get((place, name)) and name not in drawn for name in (a, b))
+    return replace(_Pairs.of(found), lacks_curve=lacks_curve)
 
 
 def _target(target: Target, a: float, b: float, higher_is_better: bool) -> float:
@@ -564,8 +651,10 @@ def decide(
     return "no" if mean + float(t.ppf(1 - no_level, n - 1)) * se <= 0 else "undecided"
 
 
-def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> ClaimRow:
-    """Decide a claim in one row.
+def _claim_row(
+    group: _Group, tests: Sequence[_Test], levels: tuple[float, float]
+) -> tuple[ClaimRow, int]:
+    """Decide a claim in one row, and count the pairs that were left out of it.
 
     All tests must hold. A test holds if one of its alternatives holds. A single
     alternative can make its test hold, so the level of yes is divided by the number of
@@ -581,18 +670,20 @@ def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float
     states: list[RowState] = []
     for test in tests:
         single = [
-            decide(d, yes_level / len(test.alternatives), no_level / len(tests))
-            for d in test.alternatives
+            decide(pairs.differences, yes_level / len(test.alternatives), no_level / len(tests))
+            for pairs in test.alternatives
         ]
         states.append("yes" if "yes" in single else "no" if set(single) == {"no"} else "undecided")
 
     state: RowState = "no" if "no" in states else "yes" if set(states) == {"yes"} else "undecided"
-    worst = min((max(test.alternatives, key=_order) for test in tests), key=_order, default=())
-    estimate = _middle(worst) if worst else None
+    best = (max(test.alternatives, key=_order) for test in tests)
+    worst = min(best, key=_order, default=_Pairs(()))
+    found = worst.differences
+    estimate = _middle(found) if found else None
+    in_favour = sum(d > 0 for d in found)
 
-    return ClaimRow(
-        group.conditions, state, estimate, len(worst), sum(d > 0 for d in worst), _in_print(tests)
-    )
+    row = ClaimRow(group.conditions, state, estimate, len(found), in_favour, _in_print(tests))
+    return row, worst.censored
 
 
 def _middle(differences: Sequence[float]) -> float:
@@ -604,14 +695,14 @@ def _middle(differences: Sequence[float]) -> float:
     return statistics.median_low(differences) if endless else statistics.mean(differences)
 
 
-def _order(differences: Sequence[float]) -> tuple[int, float]:
+def _order(pairs: _Pairs) -> tuple[int, float]:
     """Return a sort key for paired differences, the worst first.
 
     The order is: no differences, NaN, then the others by ascending `_middle`.
     """
-    if not differences:
+    if not pairs.differences:
         return 0, 0.0
-    middle = _middle(differences)
+    middle = _middle(pairs.differences)
     return (1, 0.0) if math.isnan(middle) else (2, middle)
 
 
@@ -626,8 +717,9 @@ def _any(printed: Sequence[float | None]) -> bool | None:
     return any(known) if len(known) == len(printed) or any(known) else None
 
 
-def _outcome(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[RowState, str]:
+def _outcome(claim: Claim, decisions: Sequence[_Decision]) -> tuple[RowState, str]:
     """Return whether the rows support a claim, and the reason."""
+    rows = [decision.row for decision in decisions]
     counts = Counter(row.state for row in rows)
     shown = (
         f"{counts['yes']} of {len(rows)} rows yes, {counts['no']} no, "
@@ -638,25 +730,32 @@ def _outcome(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[RowState, str]:
     needed = _needed(claim, len(rows))
     if needed > len(rows):
         return "undecided", f"it needs {needed} rows, and there are {len(rows)}"
-    absent = sum(row.n == 0 for row in rows)
-    single = sum(row.n == 1 for row in rows)
 
-    if absent or single:
-        why = [
-            f"{absent} of {len(rows)} rows lack runs of a column" if absent else "",
-            f"{single} of {len(rows)} rows with one seed" if single else "",
-        ]
-        return "undecided", ", ".join(filter(None, why)) + _in_favour(rows)
+    censored = _counted([decision.censored for decision in decisions])
+    if lacking := _counted([decision.lacking for decision in decisions]):
+        return "undecided", ", ".join([*lacking, *censored]) + _in_favour(decisions)
 
+    shown = "; ".join([shown, *censored])
     if counts["yes"] >= needed:
         return "yes", shown
     return ("no" if counts["no"] > len(rows) - needed else "undecided"), shown
 
 
-def _in_favour(rows: Sequence[ClaimRow]) -> str:
-    """Return a text with the number of pairs that are in favour of the claim."""
-    pairs = sum(row.n for row in rows)
-    return f"; {sum(row.in_favour for row in rows)} of {pairs} pairs in favour" if pairs else ""
+def _counted(reasons: Sequence[str]) -> list[str]:
+    """Return each reason with the number of its rows, the missing runs first."""
+    counts = Counter(filter(None, reasons))
+    ordered = sorted(counts, key=lambda reason: (reason != _ABSENT, reason == _SINGLE, reason))
+    return [reason.replace(_ROWS, f"{counts[reason]} of {len(reasons)} rows") for reason in ordered]
+
+
+def _in_favour(decisions: Sequence[_Decision]) -> str:
+    """Return a text with the number of pairs that are in favour of the claim.
+
+    A pair that was left out is not in favour.
+    """
+    pairs = sum(decision.row.n + decision.num_censored for decision in decisions)
+    in_favour = sum(decision.row.in_favour for decision in decisions)
+    return f"; {in_favour} of {pairs} pairs in favour" if pairs else ""
 
 
 def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool]:

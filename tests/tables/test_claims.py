@@ -232,7 +232,7 @@ SOONER = {"test": "sooner", "curve": "acc", "target": {"share": 0.9}}
     ({"share": 0.9}, FAST, SLOW, "supported", 15.0), ({"share": 0.9}, SLOW, FAST, "contradicted", -15.0),
     ({"share": 0.5}, FAST, SLOW, "supported", 5.0), ({"share": 0.9}, SLOW, SLOW, "contradicted", 0.0),
     ({"value": 60}, FAST, NEVER, "supported", math.inf), ({"value": 60}, NEVER, SLOW, "contradicted", -math.inf),
-    ({"value": 60}, NEVER, NEVER, "contradicted", 0.0), ({"share": 1.0, "of": "a_final"}, FAST, SLOW, "supported", math.inf),
+    ({"share": 1.0, "of": "a_final"}, FAST, SLOW, "supported", math.inf),
     ({"share": 1.0, "of": "b_final"}, FAST, SLOW, "supported", 15.0),
     ({"share": 1.0, "of": "b_final"}, NEVER, SLOW, "contradicted", -math.inf),
     ({"share": 0.9}, [(0.0, 1.0), (1.0, math.nan)], SLOW, "undecided", None),
@@ -268,6 +268,46 @@ def test_never_on_either_side_has_an_estimate_by_sign() -> None:
     curves = {(1, "a"): [FAST, NEVER, FAST], (1, "b"): [NEVER, FAST, NEVER]}
     (row,) = result(SOONER | {"target": {"value": 60}}, {}, curves=curves).rows
     assert (row.state, row.estimate, row.in_favour) == ("undecided", math.inf, 2)
+
+
+def test_pairs_that_both_miss_the_target_are_left_out() -> None:
+    value = {"target": {"value": 60}}
+    found = result(SOONER | value, {}, curves={(1, "a"): [NEVER] * 5, (1, "b"): [NEVER] * 5})
+    assert found.state == "undecided" and found.rows[0].n == 0
+    assert "no run reaches the target in 1 of 1 rows" in found.reason
+
+    curves = {(1, "a"): [FAST] * 5 + [NEVER] * 2, (1, "b"): [SLOW] * 5 + [NEVER] * 2}
+    found = result(SOONER | value, {}, curves=curves)
+    assert found.state == "supported" and found.rows[0].n == 5
+
+    # The row that is left out does not keep the other rows from deciding the claim.
+    curves = {
+        (x, name): [curve if x < 3 else NEVER] * 3
+        for x in (1, 2, 3)
+        for name, curve in (("a", FAST), ("b", SLOW))
+    }
+    found = result(SOONER | value | {"rows": "most"}, {}, curves=curves)
+    assert found.state == "supported"
+    assert found.reason.endswith("no run reaches the target in 1 of 3 rows")
+
+
+@pytest.mark.parametrize(("path", "reason"), [
+    ("rounds_to.0.50", "no run reaches the target"), ("headline.value", "no pair has a finite number"),
+])  # fmt: skip
+def test_two_infinite_values_are_not_compared(path: str, reason: str) -> None:
+    changes = {"headline": {"value": path}}
+    never, printed = [math.inf] * 3, {(1, "a"): math.inf, (1, "b"): math.inf}
+    found = result(
+        {}, {(1, "a"): never, (1, "b"): never}, changes=changes, higher=False, printed=printed
+    )
+    assert found.state == "undecided" and f"{reason} in 1 of 1 rows" in found.reason
+    assert found.printed == ""
+
+
+def test_runs_without_the_curve_of_a_claim_are_named() -> None:
+    found = result(SOONER | {"curve": "ac"}, pairs(FAR), curves={(1, "a"): [FAST] * 3})
+    assert found.state == "undecided"
+    assert found.reason.startswith("the runs have no curve ac in 1 of 1 rows")
 
 
 # --- alternatives, rows, levels
