@@ -17,6 +17,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.tables.cells import (
     Job,
     PlannedCell,
+    check_rows_differ,
     key_of,
     launch_order,
     parse_only,
@@ -204,6 +205,10 @@ class _Request:
         options.overrides = [*options.overrides, *overrides]
         self.extra = _split_overrides(options.overrides, of_sweep=False)
         self.only = parse_only(self.table, clauses)
+
+        # Equal rows are a mistake in the file even if the user asks for other cells.
+        # Rows of a smoke variant may be equal, because it only tests the pipeline.
+        check_rows_differ(self.table, "reduced" if options.variant == "reduced" else "full")
 
         self.cells = planned_cells(
             self.table,

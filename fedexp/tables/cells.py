@@ -180,6 +180,65 @@ def _check_reserved(
                 )
 
 
+def check_rows_differ(table: Table, variant: Variant) -> None:
+    """Refuse a variant with two rows that show the same numbers in all columns.
+
+    The conditions of such rows do not change any run. A single column may have equal
+    numbers in several rows, such as a baseline without the hyper-parameter of the rows.
+    Rows may also share runs if they read different numbers of them.
+
+    Raises:
+        ConfigError: Two rows have the same runs and read the same numbers.
+    """
+    # One seed is enough, because all rows of a column have the same seeds.
+    rows: dict[tuple[Value, ...], dict[str, frozenset[tuple[str, ...]]]] = {}
+    for planned in planned_cells(table, variant, seeds=(0,)):
+        if planned.jobs:
+            place = table.row_key(planned.conditions)
+            rows.setdefault(place, {})[planned.method] = _numbers_read(table, planned)
+
+    # Only rows that are equal in some column are compared in all columns.
+    equal = grouped(
+        ((column, read), place) for place in rows for column, read in rows[place].items()
+    )
+    for places in equal.values():
+        for one, other in itertools.combinations(places, 2):
+            shared = rows[one].keys() & rows[other].keys()
+            if all(rows[one][column] == rows[other][column] for column in shared):
+                column = next(name for name in rows[one] if name in shared)
+                raise _equal_rows(table, column, one, other)
+
+
+def _numbers_read(table: Table, planned: PlannedCell) -> frozenset[tuple[str, ...]]:
+    """Return the overrides of a cell's runs, each with the paths that are read."""
+    column = table.columns[planned.method]
+    by = None if column.grid is None else column.grid.by
+    paths = [path for path in (table.value_path(column), by) if path is not None]
+    return frozenset(
+        (*job.overrides, *(path.format(**placeholders(planned, job)) for path in paths))
+        for job in planned.jobs
+    )
+
+
+def _equal_rows(
+    table: Table, column: str, one: tuple[Value, ...], other: tuple[Value, ...]
+) -> ConfigError:
+    """Return the error for two rows that show the same numbers."""
+    differing = [key for key, a, b in zip(table.keys, one, other, strict=True) if a != b]
+    names = [
+        " ".join(f"{key}={label(value)}" for key, value in zip(table.keys, place, strict=True))
+        for place in (one, other)
+    ]
+    return ConfigError(
+        f"column '{column}' has the same runs in two rows, as all other columns have",
+        where=f"table {table.name}, conditions.{differing[0]}",
+        expected=f"overrides that differ between the values of {' or '.join(differing)}",
+        got=" and ".join(names),
+        do=f"write the placeholder {{{differing[0]}}} into conditions.{differing[0]}, or into "
+        "the value of a column",
+    )
+
+
 def declared_seeds(table: Table, variant: Variant, column: Column) -> tuple[int, ...]:
     """Return the seeds of a column in a variant if the user gives no other seeds."""
     smaller = table.smaller(variant)

@@ -15,7 +15,14 @@ from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError
 from fedexp.running.experiment import Experiment
-from fedexp.tables.cells import command, launch_order, parse_only, planned_cells, planned_rows
+from fedexp.tables.cells import (
+    check_rows_differ,
+    command,
+    launch_order,
+    parse_only,
+    planned_cells,
+    planned_rows,
+)
 from fedexp.tables.load import load_table, read_table, table_names
 from fedexp.tables.lookup import find
 from fedexp.tables.paths import check_path
@@ -173,6 +180,34 @@ def test_conditions_that_cannot_become_overrides_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         planned_cells(table(tmp_path, **changes))
+
+
+def test_rows_with_the_same_runs_are_refused(tmp_path: Path) -> None:
+    """The placeholder is missing, so the rows of 2 and 3 clients have the same runs."""
+    forgotten = {"conditions": TINY["conditions"] | {"clients": "clients=5"}}
+    with pytest.raises(ConfigError) as error:
+        check_rows_differ(table(tmp_path, **forgotten), "full")
+    for words in (
+        "column 'local' has the same runs in two rows",
+        "clients=2 start=diff and clients=3 start=diff",
+        "write the placeholder {clients} into conditions.clients",
+    ):
+        assert words in str(error.value)
+
+    # Rows may share runs if they read different numbers.
+    path = {"value": "per_client.test/local/acc.{clients}"}
+    check_rows_differ(table(tmp_path, **forgotten, headline=path), "full")
+    # One column may have the same runs in all rows.
+    rule = {"where": {"method": "local"}, "overrides": ["clients=5"]}
+    check_rows_differ(table(tmp_path, rules=[rule]), "full")
+
+
+@pytest.mark.parametrize("name", list(table_names()))
+def test_no_two_rows_of_a_table_have_the_same_runs(name: str) -> None:
+    made = load_table(name)
+    for variant in ("full", "reduced", "smoke"):
+        if variant == "full" or made.smaller(variant) is not None:  # type: ignore[arg-type]
+            check_rows_differ(made, variant)  # type: ignore[arg-type]
 
 
 def test_unknown_tables_and_forms_are_refused(tmp_path: Path) -> None:
