@@ -399,9 +399,9 @@ def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Exper
     """Raise `ConfigError` if the table reads a number that the run will not have.
 
     The numbers are the value of a cell, the values of the last rounds if the table
-    pools them, and the value by which a grid point is chosen.
+    pools them, the value by which a grid point is chosen, and the curves of claims.
     """
-    from fedexp.tables.paths import check_path
+    from fedexp.tables.paths import check_curve, check_path
 
     column = table.columns[planned.method]
 
@@ -438,6 +438,10 @@ def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Exper
             expected="lowest",
             got=grid.best,
         )
+
+    for claim in table.claims:
+        if claim.curve is not None and column.key in (*claim.a, *claim.b):
+            check_curve(claim.curve, claim.axis, experiment, f"claims.{claim.id}.curve")
 
 
 def _make_report(request: _Request) -> Report:

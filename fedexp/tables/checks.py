@@ -88,11 +88,15 @@ def _condition_values(table: Table) -> dict[str, list[Value]]:
 def _where_clauses(table: Table) -> Iterator[tuple[str, Where]]:
     for column in table.methods:
         yield f"methods.{column.key}.where", column.where
+        if column.equals is not None:
+            yield f"methods.{column.key}.equals.where", column.equals.where
     for place, part in (("", table), ("reduced.", table.reduced), ("smoke.", table.smoke)):
         for number, rule in enumerate(part.rules if part else ()):
             yield f"{place}rules[{number}].where", rule.where
     for key, clause in table.given.items():
         yield f"given.{key}", clause
+    for claim in table.claims:
+        yield f"claims.{claim.id}.only", claim.only
 
 
 def _check_paths(table: Table) -> None:
@@ -168,6 +172,20 @@ def _check_claim(table: Table, claim: Claim) -> None:
     require_known((*claim.a, *claim.b), table.columns, f"claims.{claim.id}")
     require_known(claim.only, table.keys, f"claims.{claim.id}.only")
     require_known(claim.keys_along, table.keys, f"claims.{claim.id}.along")
+    if not isinstance(claim.rows, int):
+        return
+
+    # The import takes long, because the tests of claims need SciPy.
+    from fedexp.tables.claims import num_rows
+
+    rows = num_rows(claim, table)
+    if claim.rows > rows:
+        raise ConfigError(
+            f"claim {claim.id} must hold in {claim.rows} rows, and it is about {rows} rows",
+            where=f"claims.{claim.id}.rows",
+            expected=f"all, most or a number up to {rows}",
+            got=claim.rows,
+        )
 
 
 def _check_reference(table: Table) -> None:

@@ -363,6 +363,14 @@ def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
     ]
 
 
+def num_rows(claim: Claim, table: Table) -> int:
+    """Return the number of rows of the full variant that a claim is about.
+
+    For a trend, a row is a group of rows (`Claim.rows`).
+    """
+    return len(_groups(claim, table, "full"))
+
+
 def _of_row(where: Where, place: Mapping[str, Value]) -> Where:
     """Return a ``where`` with only ``method`` and the keys that identify a row.
 

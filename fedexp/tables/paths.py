@@ -1,11 +1,12 @@
-"""A check of the dotted paths at which numbers are read from a run's results.
+"""Checks of the paths and curves at which numbers are read from a run's results.
 
-A path that no result can have is refused before a job runs.
+A path or curve that no result can have is refused before a job runs.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.running.experiment import Experiment
@@ -92,6 +93,39 @@ def check_path(path: str, experiment: Experiment, where: str) -> None:
             re.sub(r"\.\d+$", "", rest) if head == "last_10" else rest,
             experiment.metric_names,
             where,
+        )
+
+
+def check_curve(
+    name: str, axis: Literal["iteration", "round"], experiment: Experiment, where: str
+) -> None:
+    """Refuse a curve that no run of an experiment can have.
+
+    Metrics of test and validation data are known before the run. All other names are
+    accepted, because methods may log them.
+
+    Args:
+        name: Name of the curve, such as ``test/global/acc``.
+        axis: Whether the curve is over iterations or rounds.
+        experiment: Experiment of the run.
+        where: Place of the name in its YAML file, for the error message.
+
+    Raises:
+        ConfigError: No run can have the curve.
+    """
+    if axis == "iteration" and not experiment.config.trace.every:
+        raise ConfigError(
+            f"the runs have no curve '{name}' over iterations, because no round is traced",
+            where=where,
+            do="set trace.every=1, or axis: round for a metric of the rounds",
+        )
+    names = experiment.metric_names
+    if axis == "round" and name.startswith(("test/", "val/")) and name not in names:
+        raise ConfigError(
+            f"the runs have no curve '{name}'",
+            where=where,
+            expected=", ".join(names),
+            do=suggest(name, names),
         )
 
 

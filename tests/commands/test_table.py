@@ -380,6 +380,31 @@ def test_a_number_is_checked_although_all_runs_are_done(capfd: pytest.CaptureFix
     assert "did you mean 'test/local/acc_mean'?" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("curve", "axis", "said"), [
+    ("test/local/acc_men", "round", "did you mean 'test/local/acc_mean'?"),
+    ("fused/acc", "iteration", "set trace.every=1"),
+])  # fmt: skip
+def test_a_curve_that_no_run_has_is_refused_before_a_job_runs(
+    curve: str, axis: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    claim = {
+        "id": "c",
+        "where": "text",
+        "says": "s",
+        "test": "sooner",
+        "a": ["local"],
+        "b": ["ensemble"],
+        "curve": curve,
+        "axis": axis,
+        "target": {"value": 50},
+    }
+    write(claims=[claim], grids=[{"beta": 1}])
+    assert run_command(["run", "my/tiny", "--only", "method=local"]) == 2
+    told = capfd.readouterr().err
+    assert f"the runs have no curve '{curve}'" in told and said in told, told
+    assert "claims.c.curve" in told and not Path("outputs/runs").exists()
+
+
 @pytest.mark.parametrize(("value", "said"), [
     ("hedline.value", "did you mean 'headline'?"),
     ("headline.valu", "did you mean 'headline.value'?"),
