@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Sequence
 from string import Formatter
+from typing import Any, TypeGuard
 
 from fedexp.core.build import require
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.report.report import Value
 from fedexp.tables.schema import Claim, Column, Table, Where, check_seeds, require_known
 
@@ -32,6 +34,7 @@ def check_table(table: Table) -> None:
 
 def _check_values(table: Table) -> None:
     """Check values that do not depend on other parts of the table."""
+    require(len({*table.keys}) == len(table.keys), "keys: name each condition once")
     keys = {column.key for column in table.methods}
     require(len(keys) == len(table.methods) > 0, "methods: keys must differ")
     check_seeds(table.seeds)
@@ -68,7 +71,8 @@ def _check_where_clauses(table: Table) -> None:
         require_known(clause, ["method", *table.conditions], where)
         for key, accepted in clause.items():
             named = accepted if isinstance(accepted, list) else [accepted]
-            require_known(named, values[key], f"{where}.{key}", "value")
+            for value in named:
+                _require_value(value, values[key], f"{where}.{key}")
 
 
 def _condition_values(table: Table) -> dict[str, list[Value]]:
@@ -83,6 +87,30 @@ def _condition_values(table: Table) -> dict[str, list[Value]]:
             for key, own in grid.items():
                 found[key] += own if isinstance(own, list) else [own]
     return {**found, "method": [*table.columns, *(f"{key}_tuned" for key in table.columns)]}
+
+
+def _require_value(value: Any, known: Sequence[Value], where: str) -> None:
+    """Refuse a value that a condition does not have, and suggest the nearest one.
+
+    The message names a value that only has another type, such as the number 0.1 instead
+    of the text ``'0.1'``.
+    """
+    if value in known:
+        return
+    numbers = [one for one in known if _is_number(one)]
+    if same := [one for one in known if str(one) == str(value)]:
+        kind = "text" if isinstance(same[0], str) else "number" if _is_number(same[0]) else "value"
+        do = f"write the {kind}: {same[0]!r}, not {value!r}"
+    elif _is_number(value) and numbers:
+        do = f"did you mean {min(numbers, key=lambda one: abs(one - value))}?"
+    else:
+        do = suggest(str(value), map(str, known))
+    raise ConfigError(f"unknown value '{value}'", where=where, do=do)
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    """Return whether a value is a number. True and False are not numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _where_clauses(table: Table) -> Iterator[tuple[str, Where]]:
@@ -190,20 +218,24 @@ def _check_claim(table: Table, claim: Claim) -> None:
 
 def _check_reference(table: Table) -> None:
     """Check the rows of the paper's numbers: names, numbers, and one row per cell."""
-    cells = set()
+    cells, values = set(), _condition_values(table)
     for row in table.reference:
         require_known([row.get("method")], table.columns, "reference")
         require_known(row, [*table.keys, "method", "value", "sd"], "reference")
         missing = [key for key in table.keys if key not in row]
         require(not missing, f"reference: {row} has no {', '.join(missing)}")
         for name in ("value", "sd"):
+            number = row.get(name)
             require(
-                isinstance(row.get(name), int | float | None)
-                and not isinstance(row.get(name), bool),
-                f"reference: {name} must be a number, got {row.get(name)!r}",
+                number is None or (_is_number(number) and not math.isnan(number)),
+                f"reference: {name} must be a number, got {number!r}",
             )
+        sd = row.get("sd")
+        require(sd is None or sd >= 0, f"reference: sd must not be negative, got {sd}")
         several = [key for key in table.keys if isinstance(row[key], list | dict)]
         require(not several, f"reference: {row} has several values of {', '.join(several)}")
+        for key in table.keys:
+            _require_value(row[key], values[key], f"reference.{key}")
         cell = (row["method"], *table.row_key(row))
         require(cell not in cells, f"reference: two rows of {' '.join(map(str, cell))}")
         cells.add(cell)

@@ -165,6 +165,13 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"reference": [TINY["reference"][0] | {"value": True}]}, ["value must be a number, got True"]),
     ({"reference": [TINY["reference"][0] | {"sd": "n/a"}]}, ["sd must be a number"]),
     ({"reference": [TINY["reference"][0] | {"clients": [2, 3]}]}, ["has several values of clients"]),
+    ({"reference": [TINY["reference"][0] | {"value": float("nan")}]}, ["value must be a number, got nan"]),
+    ({"reference": [TINY["reference"][0] | {"sd": float("nan")}]}, ["sd must be a number, got nan"]),
+    ({"reference": [TINY["reference"][0] | {"sd": -1}]}, ["sd must not be negative, got -1"]),
+    ({"reference": [TINY["reference"][0] | {"clients": "2"}]}, ["unknown value '2'", "reference.clients", "write the number: 2, not '2'"]),
+    ({"reference": [TINY["reference"][0] | {"clients": 6}]}, ["unknown value '6'", "reference.clients", "did you mean 4?"]),
+    ({"reference": [TINY["reference"][0] | {"start": "dif"}]}, ["unknown value 'dif'", "did you mean 'diff'?"]),
+    ({"keys": ["clients", "start", "clients"]}, ["keys: name each condition once"]),
     ({"reference": TINY["reference"] * 2}, ["two rows of local 2 diff"]),
 ])  # fmt: skip
 def test_mistakes_in_a_table_are_told_with_the_nearest_name(
