@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import binom, t
 
-from fedexp.tables.cells import planned_cells, planned_rows
+from fedexp.tables.cells import planned_cells
+from fedexp.tables.claim_rows import RowGroup, row_groups
 from fedexp.tables.report.report import (
     Cell,
     ClaimResult,
@@ -24,7 +25,7 @@ from fedexp.tables.report.report import (
     Value,
     Variant,
 )
-from fedexp.tables.schema import Claim, Table, Target, Where, fits
+from fedexp.tables.schema import Claim, Table, Target
 from fedexp.tables.verdicts import LEVEL
 
 # Values of a table's keys, which identify a row.
@@ -164,7 +165,8 @@ def _decided(
         state, reason = "superseded settings: no verdict", superseded + _in_favour(decisions)
 
     in_print = [
-        _in_print(_tests(claim, table, group, numbers)) for group in _groups(claim, table, "full")
+        _in_print(_tests(claim, table, group, numbers))
+        for group in row_groups(claim, table, "full")
     ]
     printed, contradicted = _printed_state(claim, in_print)
 
@@ -214,7 +216,7 @@ def _objection(claim: Claim, table: Table, variant: Variant) -> str:
         return "a claim about a cost needs the paper's settings"
 
     full, reduced = (
-        {place for group in _groups(claim, table, form) for place in group.places}
+        {place for group in row_groups(claim, table, form) for place in group.places}
         for form in ("full", "reduced")
     )
     if lacking := len(full - reduced):
@@ -277,7 +279,7 @@ class _Decision:
 def _claim_rows(
     claim: Claim, table: Table, variant: Variant, numbers: Numbers
 ) -> tuple[_Decision, ...]:
-    groups = _groups(claim, table, variant)
+    groups = row_groups(claim, table, variant)
     levels = _levels(claim, len(groups))
     found = []
     for group in groups:
@@ -314,75 +316,6 @@ def _why_undecided(claim: Claim, table: Table, tests: Sequence[_Test], n: int) -
     else:
         why = "only one pair " + ("reaches the target" if reaches else "has a finite number")
     return "", f"{why} in {_ROWS}"
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A group of rows on which a test of a claim is decided.
-
-    A group has one row, unless the claim is about a trend. For a trend, the group has
-    several rows that differ only in the conditions `Claim.along`. They are in the order
-    of the first of these conditions: numbers ascend, and texts keep the table's order.
-
-    Args:
-        conditions: Conditions that all rows of the group share.
-        places: Keys of the rows.
-    """
-
-    conditions: dict[str, Value]
-    places: tuple[RowKey, ...]
-
-
-def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
-    """Return the groups of a variant's rows on which a claim is decided.
-
-    A row is in a group if the claim is about it, and if it has all columns of the
-    claim.
-    """
-    places = planned_rows(table, "full" if variant == "partial" else variant)
-    columns = [table.columns[name] for name in (*claim.a, *claim.b)]
-    wanted = [(claim.only, ""), *((column.where, column.key) for column in columns)]
-    meant = [p for p in places if all(fits(_of_row(where, p), p, key) for where, key in wanted)]
-    along = claim.keys_along
-    if not along:
-        return [_Group(place, (table.row_key(place),)) for place in meant]
-    grouped: dict[str, list[dict[str, Value]]] = {}
-    for place in meant:
-        others = {key: value for key, value in place.items() if key not in along}
-        grouped.setdefault(repr(others), []).append(place)
-    return [
-        _Group(
-            {key: value for key, value in group[0].items() if key not in along},
-            tuple(
-                table.row_key(place)
-                for place in sorted(group, key=lambda place: _along(place[along[0]]))
-            ),
-        )
-        for group in grouped.values()
-        if len(group) > 1
-    ]
-
-
-def num_rows(claim: Claim, table: Table) -> int:
-    """Return the number of rows of the full variant that a claim is about.
-
-    For a trend, a row is a group of rows (`Claim.rows`).
-    """
-    return len(_groups(claim, table, "full"))
-
-
-def _of_row(where: Where, place: Mapping[str, Value]) -> Where:
-    """Return a ``where`` with only ``method`` and the keys that identify a row.
-
-    Other conditions cannot select a row, because a row pools the runs that differ only
-    in them.
-    """
-    return {key: value for key, value in where.items() if key in place or key == "method"}
-
-
-def _along(value: Value) -> float:
-    """Return a sort key: numbers ascend, and other values keep the table's order."""
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 @dataclass(frozen=True)
@@ -432,7 +365,7 @@ class _Test:
     printed: tuple[float | None, ...]
 
 
-def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[_Test]:
+def _tests(claim: Claim, table: Table, group: RowGroup, numbers: Numbers) -> list[_Test]:
     """Return the tests of a claim in a row. All of them must hold."""
     sign = 1.0 if table.higher_is_better else -1.0
     if claim.test == "trend":
@@ -490,7 +423,7 @@ def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) 
     )
 
 
-def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_Test]:
+def _trend(claim: Claim, group: RowGroup, numbers: Numbers, sign: float) -> list[_Test]:
     """Return one test for every column and every step along the claim's condition.
 
     A step leads from one row of the group to the next row.
@@ -660,7 +593,7 @@ def decide(
 
 
 def _claim_row(
-    group: _Group, tests: Sequence[_Test], levels: tuple[float, float]
+    group: RowGroup, tests: Sequence[_Test], levels: tuple[float, float]
 ) -> tuple[ClaimRow, int]:
     """Decide a claim in one row, and count the pairs that were left out of it.
 
