@@ -8,9 +8,10 @@ stores models that were trained without fedexp. A run uses such models if the co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -152,19 +153,19 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
         FedexpError: The config cannot be run (`ConfigError`, before anything starts),
             or the run failed.
     """
-    is_list = isinstance(overrides, Sequence) and not isinstance(overrides, str)
-    if not is_list or not all(isinstance(one, str) for one in overrides):
+    given = _listed(overrides)
+    if given is None or not all(isinstance(one, str) for one in given):
         if isinstance(overrides, str):
             meant = overrides.split()
         elif isinstance(overrides, Mapping):
             meant = [f"{key}={value}" for key, value in overrides.items()]
         else:
-            meant = [str(one) for one in overrides] if is_list else []
+            meant = [str(one) for one in given or []]
 
         raise ConfigError(
             "overrides are a list of texts, one per key",
             got=repr(overrides),
-            do=f"fedexp.run({meant or ''})",
+            do=f"fedexp.run({meant})" if meant else 'write fedexp.run(["key=value"])',
         )
 
     from fedexp.config.messages import refuse_flags
@@ -175,9 +176,9 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
 
     # Overrides that begin with a dash are flags of the command line. They are refused,
     # also those of a sweep, because this function starts only one run.
-    refuse_flags([*overrides])
+    refuse_flags(given)
     with torch_defaults():
-        (job,) = check_jobs([list(overrides)])
+        (job,) = check_jobs([given])
         check_split(job)
         folder = Path(execute(job.config, experiment=job.experiment, say=say)["folder"])
     return Run(folder, tuple(dict.fromkeys(targets(job.config.values))))
@@ -206,15 +207,19 @@ def load(
             the run with the most similar name.
         ConfigError: `allow_classes` is not a list of texts.
     """
-    if not isinstance(allow_classes, list | tuple):
+    allowed = _listed(allow_classes)
+    if allowed is None or not all(isinstance(one, str) for one in allowed):
         raise ConfigError(
             "allow_classes is a list of texts",
             where="allow_classes",
+            expected='for example ["mymodels.Net"]',
             got=repr(allow_classes),
-            do=f"fedexp.load(..., allow_classes=['{allow_classes}'])",
+            do=f"fedexp.load(..., allow_classes=[{allow_classes!r}])"
+            if isinstance(allow_classes, str)
+            else None,
         )
     found = find_run(_path(output_root, "output_root"), str(run))
-    return Run(found.path.resolve(), tuple(allow_classes))
+    return Run(found.path.resolve(), tuple(allowed))
 
 
 def runs(*conditions: str, output_root: str | Path = "outputs", unfinished: bool = False) -> Runs:
@@ -337,21 +342,30 @@ def save_models(
     from fedexp.storage.model_folder import Clients, save_outcome
 
     place = _path(folder, "folder")
-    shape: tuple[int, ...] = convert(input_shape, tuple[int, ...], "input_shape")
-    num_classes = convert(num_classes, int, "num_classes")
-    means: tuple[float, ...] | None = convert(mean, tuple[float, ...] | None, "mean")
-    stds: tuple[float, ...] | None = convert(std, tuple[float, ...] | None, "std")
-    if means and stds and not (len(means) == len(stds) == shape[0] and min(stds) > 0):
+    shape: tuple[int, ...] = convert(_plain(input_shape), tuple[int, ...], "input_shape")
+    num_classes = convert(_plain(num_classes), int, "num_classes")
+    means: tuple[float, ...] | None = convert(_plain(mean), tuple[float, ...] | None, "mean")
+    stds: tuple[float, ...] | None = convert(_plain(std), tuple[float, ...] | None, "std")
+    fits = (
+        means is None
+        or stds is None
+        or (
+            len(means) == len(stds)
+            and len(means) in (0, 1, *shape[:1])
+            and all(map(_positive, stds))
+        )
+    )
+    if not fits:
         raise ConfigError(
             "mean and std do not fit the inputs",
             where="mean, std",
-            expected=f"{shape[0]} numbers each, one per channel, and positive ones in std",
-            got=f"{list(means)} and {list(stds)}",
+            expected="no numbers, one, or one per channel, and positive ones in std",
+            got=f"{means} and {stds}",
         )
-    _check_state_dicts(state_dicts)
-    counts = _integers(class_counts, tuple[tuple[int, ...], ...], "class_counts")
-    examples = _integers(num_examples, tuple[int, ...], "num_examples")
-    number = len(state_dicts)
+    states = _state_dicts(state_dicts)
+    counts = convert(_plain(class_counts), tuple[tuple[int, ...], ...] | None, "class_counts")
+    examples = convert(_plain(num_examples), tuple[int, ...] | None, "num_examples")
+    number = len(states)
     content = None
     if data is not None:
         content = _client_data(data, number, shape, num_classes, data_sha256)
@@ -371,13 +385,13 @@ def save_models(
     }
 
     clients = build(Clients, facts, "")
-    given = [model] * number if isinstance(model, str | Mapping) else model
-    if not isinstance(given, list | tuple) or len(given) != number:
+    given = [model] * number if isinstance(model, str | Mapping) else _listed(model)
+    if given is None or len(given) != number:
         raise ConfigError(
             "every model needs its network",
             where="model",
             expected=f"one class path or config node, or a list of {number}",
-            got=f"a list of {len(given)}" if isinstance(given, list | tuple) else repr(given),
+            got=repr(model) if given is None else f"a list of {len(given)}",
         )
     for i, one in enumerate(given):
         convert(one, str | dict[str, Any], f"model[{i}]")
@@ -388,7 +402,7 @@ def save_models(
     ]
     models = tuple(
         Weights.of_state_dict(spec, state, f"state_dicts[{i}]")
-        for i, (spec, state) in enumerate(zip(specs, state_dicts, strict=True))
+        for i, (spec, state) in enumerate(zip(specs, states, strict=True))
     )
     if content is not None and content.samples and not keep_data:
         if means is None or stds is None:
@@ -408,13 +422,35 @@ def save_models(
 
 
 def _path(value: Any, where: str) -> Path:
-    if not isinstance(value, str | Path):
+    if not isinstance(value, str | PathLike):
         raise ConfigError(f"'{where}' has the wrong type", expected="a path", got=repr(value))
     return Path(value).expanduser()
 
 
-def _check_state_dicts(state_dicts: Any) -> None:
-    """Check that the argument `state_dicts` of `save_models` is a list of state dicts.
+def _listed(value: Any) -> list[Any] | None:
+    """Return the entries of a list, tuple, array or other collection in order.
+
+    The result is None for a text, a mapping or a value that is no collection.
+    """
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
+        return None
+    return list(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with lists of Python numbers instead of arrays and tensors."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    entries = None if isinstance(value, str) or not isinstance(value, Sequence) else [*value]
+    return value if entries is None else [_plain(entry) for entry in entries]
+
+
+def _positive(number: float) -> bool:
+    return number > 0
+
+
+def _state_dicts(state_dicts: Any) -> list[Mapping[str, Tensor]]:
+    """Return the argument `state_dicts` of `save_models` as a list, after checks.
 
     Raises:
         ConfigError: It is something else, or it is empty.
@@ -422,18 +458,19 @@ def _check_state_dicts(state_dicts: Any) -> None:
     from torch import Tensor
     from torch.nn import Module
 
-    if not isinstance(state_dicts, list | tuple):
+    states = _listed(state_dicts)
+    if states is None:
         raise ConfigError(
             "the models are not in a list",
             where="state_dicts",
             expected="a list with one state dict per client",
             got=type(state_dicts).__name__,
         )
-    if not state_dicts:
+    if not states:
         raise ConfigError(
             "there are no models to save", where="state_dicts", expected="one state dict per client"
         )
-    for i, state in enumerate(state_dicts):
+    for i, state in enumerate(states):
         if not isinstance(state, Mapping) or not all(
             isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
         ):
@@ -446,26 +483,7 @@ def _check_state_dicts(state_dicts: Any) -> None:
                 if isinstance(state, Module)
                 else None,
             )
-
-
-def _integers(value: Any, hint: Any, where: str) -> Any:
-    """Return integers in a tensor, an array or lists as nested tuples. None stays None.
-
-    Args:
-        value: The integers.
-        hint: Type of the result.
-        where: Name of the argument, for messages.
-
-    Raises:
-        ConfigError: The value does not have the type.
-    """
-    from fedexp.core.build import convert
-
-    if hasattr(value, "tolist"):  # a tensor or an array
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        value = [row.tolist() if hasattr(row, "tolist") else row for row in value]
-    return None if value is None else convert(value, hint, where)
+    return states
 
 
 def _client_data(
@@ -482,23 +500,25 @@ def _client_data(
     """
     import torch
 
+    from fedexp.core.build import convert
     from fedexp.storage.client_data import ClientData
 
-    if not isinstance(data, list | tuple) or len(data) != number:
+    entries = _listed(data)
+    if entries is None or len(entries) != number:
         raise ConfigError(
             "every model needs its samples",
             where="data",
             expected=f"a list of {number} entries",
-            got=f"a list of {len(data)}" if isinstance(data, list | tuple) else repr(data),
+            got=repr(data) if entries is None else f"a list of {len(entries)}",
         )
 
     def is_pair(one: Any) -> bool:
-        return isinstance(one, tuple) and len(one) == 2 and not isinstance(one[0], int)
+        return isinstance(one, tuple) and len(one) == 2 and hasattr(one[0], "__len__")
 
-    if not all(map(is_pair, data)):
+    if not all(map(is_pair, entries)):
         indices = [
-            torch.tensor(_integers(one, tuple[int, ...], f"data[{i}]"))
-            for i, one in enumerate(data)
+            torch.tensor(convert(_plain(one), tuple[int, ...], f"data[{i}]"), dtype=torch.int64)
+            for i, one in enumerate(entries)
         ]
         if data_sha256 is None:
             raise ConfigError(
@@ -510,7 +530,7 @@ def _client_data(
             )
         return ClientData(indices=indices, data_sha256=data_sha256)
 
-    samples = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in data]
+    samples = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in entries]
     for client, (x, y) in enumerate(samples):
         labels = y.dim() == 1 and not y.is_floating_point()
         fits = (

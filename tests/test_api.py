@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
 import fedexp
@@ -212,6 +213,7 @@ def test_models_from_elsewhere_are_fused() -> None:
 
 STRANGER = """
 from pathlib import Path
+from omegaconf import OmegaConf
 from torch import nn
 Path("ran").touch()
 class Net(nn.Linear):
@@ -305,8 +307,53 @@ def test_buffers_travel_and_a_class_path_is_enough() -> None:
     ]
 
 
+@pytest.mark.parametrize("change", [
+    {"mean": [0.5], "std": (0.2,)},
+    {"mean": np.array([0.5]), "std": torch.tensor([0.2])},
+    {"mean": [], "std": []},
+    {"input_shape": (3, 8, 8), "mean": [0.5], "std": [0.2]},  # one number for all channels
+    {"input_shape": np.array([1, 8, 8]), "num_classes": np.int64(10)},
+    {"num_examples": torch.tensor([3, 4])},
+    {"class_counts": [[np.int64(1)] * 10, list(torch.arange(10))]},
+    {"class_counts": [np.arange(10), torch.arange(10)]},
+    {"data": np.arange(6).reshape(2, 3), "data_sha256": "a" * 64},
+    {"data": [range(3), torch.arange(3)], "data_sha256": "a" * 64},
+    {"model": OmegaConf.create([{"_target_": "fedexp.models.mlp.MLP", "hidden": [6]}] * 2)},
+    {"model": OmegaConf.create({"_target_": "fedexp.models.mlp.MLP", "hidden": [6]})},
+])  # fmt: skip
+def test_models_are_saved_with_arrays_tensors_and_config_nodes(change: dict[str, Any]) -> None:
+    shape = change.get("input_shape", (1, 8, 8))
+    width = int(np.prod(shape))
+    states = {
+        f"client{i}": {
+            "hidden.0.weight": torch.ones(6, width),
+            "hidden.0.bias": torch.ones(6),
+            "output.weight": torch.ones(10, 6),
+            "output.bias": torch.ones(10),
+        }
+        for i in range(2)
+    }
+    arguments: dict[str, Any] = {
+        "state_dicts": states.values(),
+        "model": {"_target_": "fedexp.models.mlp.MLP", "hidden": [6]},
+        **SHAPE,
+        **change,
+    }
+    fedexp.save_models(Path("mine"), **arguments)
+    stored = ModelFolder.open(Path("mine"))
+    assert stored.weights(1).params["hidden.0.weight"].shape == (6, width)
+    assert stored.clients is not None
+    if "class_counts" in change:
+        assert stored.clients.class_counts is not None
+        assert stored.clients.class_counts[1] == tuple(range(10))
+    if "mean" in change:
+        assert stored.clients.mean == tuple(float(number) for number in change["mean"])
+
+
 @pytest.mark.parametrize(("change", "said"), [
     ({"state_dicts": []}, ["no models to save"]),
+    ({"data": [None, None]}, ["'data[0]' has the wrong type"]),
+    ({"mean": [0.5], "std": []}, ["mean and std do not fit"]),
     ({"model": "fedexp.models.mlp.MPL"}, ["no class 'MPL'", "did you mean 'MLP'?"]),
     ({"model": {"_target_": "fedexp.models.mlp.MLP", "hiden": [6]}}, ["did you mean 'hidden'?"]),
     ({"model": {"_target_": "fedexp.models.mlp.MLP", "hidden": [7]}}, ["state_dicts[0]", "size mismatch"]),

@@ -19,7 +19,7 @@ from fedexp.core.local_training import LocalTraining
 from fedexp.core.numerics import Precision
 from fedexp.core.resolved_config import ResolvedConfig
 
-# With very many threads, torch crashes.
+# Largest accepted number of threads. torch crashes if there are far more.
 _MOST_THREADS = 1024
 
 GROUPS = (

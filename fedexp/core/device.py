@@ -44,17 +44,23 @@ def check_device(name: str, dtype: str = "float32") -> None:
     Raises:
         ConfigError: The device is absent, or does not support the type.
     """
+    problem = None
     try:
-        found = torch.empty(0, device=name).device
-        if found.type not in _DEVICES or (found.type == "cpu" and name != "cpu"):
-            raise RuntimeError("it is none of the devices on which fedexp trains")
+        device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
+        problem = str(error).splitlines()[0]
+    else:
+        if device.type not in _DEVICES:
+            problem = "fedexp does not train on this kind of device"
+        elif device.type == "cpu" and torch.device(name).index:
+            problem = "the CPU has only one device"
+    if problem is not None:
         raise ConfigError(
-            f"device '{name}' cannot be used: {str(error).splitlines()[0]}",
+            f"device '{name}' cannot be used: {problem}",
             where="device",
             expected="auto | cpu | cuda | cuda:<index> | mps | xpu",
             do="set device=auto",
-        ) from error
+        )
     if dtype == "float64" and not has_float64(torch.device(name)):
         raise ConfigError(
             f"device '{name}' has no float64 numbers",

@@ -17,8 +17,8 @@ from fedexp.core.trees import Tree
 
 Metrics = dict[str, float]
 
-# Words in the names of metrics that are minimised, besides names that contain "loss".
-_ERRORS = {"error", "mse", "rmse", "mae", "nll", "perplexity", "ece"}
+# Names of metrics that are minimised, besides names that contain "loss".
+_ERRORS = {"error", "error_rate", "mse", "rmse", "mae", "nll", "perplexity", "ece"}
 
 
 class Batch(NamedTuple):
@@ -118,11 +118,13 @@ class Task(ABC):
     def higher_is_better(self, name: str) -> bool:
         """Return whether metric `name`, which may have prefixes, is to be maximised.
 
-        By default, losses and errors are minimised: names that contain ``loss``, and
-        names with a word like ``error`` or ``mse``. A task with another metric that is
+        By default, metrics are minimised if their name contains ``loss``, or if it is
+        the name of an error, such as ``mse``. Prefixes (``test/global/``) and the
+        endings ``_mean`` and ``_std`` do not count. A task with another metric that is
         minimised overrides this method.
         """
-        return "loss" not in name and not _ERRORS & set(re.split("[^a-z]+", name.lower()))
+        own = re.sub("_(mean|std)$", "", name.rpartition("/")[2].lower())
+        return "loss" not in name and own not in _ERRORS
 
     def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the model's output for one sample of a data set.

@@ -39,6 +39,7 @@ class Carvana(Dataset):
     """
 
     targets: ClassVar[Targets] = "masks"
+    selects: ClassVar[frozenset[str]] = frozenset({"test_fraction"})
     cache_version: ClassVar[int] = 1
 
     num_classes: int = field(init=False, default=1)

@@ -37,6 +37,7 @@ class DomainNet(Dataset):
 
     cache_version: ClassVar[int] = 1
     has_owners: ClassVar[bool] = True
+    selects: ClassVar[frozenset[str]] = frozenset({"num_classes", "per_class"})
 
     num_classes: int = 345
     shape: tuple[int, ...] = (3, 224, 224)

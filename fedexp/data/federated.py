@@ -307,12 +307,9 @@ def _origin(dataset: Dataset) -> tuple[object, ...]:
     """Return what determines where the samples come from.
 
     Two data sets with equal values may share samples. Fields that only select, resize
-    or normalise samples are left out. If the samples come from files, `num_classes`
-    only selects samples. It determines generated samples.
+    or normalise samples are left out.
     """
-    outside = {"mean", "std", "augment", "download", "shape"}
-    outside |= {"samples", "test_samples", "per_class", "test_fraction"}
-    outside |= set() if dataset.pinned else {"num_classes"}
+    outside = {"mean", "std", "augment", "download", "shape", *dataset.selects}
     own = {f.name: getattr(dataset, f.name) for f in fields(dataset)}
     return type(dataset), *((key, value) for key, value in own.items() if key not in outside)
 

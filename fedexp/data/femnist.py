@@ -31,6 +31,7 @@ class Femnist(Dataset):
 
     cache_version: ClassVar[int] = 1
     has_owners: ClassVar[bool] = True
+    selects: ClassVar[frozenset[str]] = frozenset({"num_classes"})
 
     num_classes: int = ALL
     shape: tuple[int, ...] = (1, 28, 28)

@@ -17,9 +17,9 @@ from fedexp.core.errors import DataError
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif"}
 )
-# Files beside images that contain no samples
-_SIDE_FILES = frozenset(
-    {".txt", ".json", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".md", ".html", ".db", ".ini"}
+# Extensions of images that are not read here. Other files are not images.
+_UNREAD = frozenset(
+    {".avif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".svg", ".tga", ".dng", ".raw"}
 )
 _CHUNK = 256
 # Exceptions of Pillow's decoders on damaged files
@@ -141,26 +141,24 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def check_class_folder(folder: Path) -> None:
-    """Refuse a class folder without images, or with files that may be unread images.
+    """Refuse a class folder without images, or with images that are not read.
 
-    Hidden files and folders, and side files such as ``.txt`` and ``Thumbs.db``, are
-    accepted.
+    Hidden files and other files are accepted.
 
     Raises:
-        DataError: The folder has no image, or a visible file has an unknown extension.
+        DataError: The folder has no image, or an image has an extension that is not
+            read.
     """
     accepted = ", ".join(sorted(ending.removeprefix(".") for ending in EXTENSIONS))
     for place, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(".") and Path(name).suffix.lower() not in (
-                EXTENSIONS | _SIDE_FILES
-            ):
+            if not name.startswith(".") and Path(name).suffix.lower() in _UNREAD:
                 raise DataError(
-                    "a file in a class folder does not have the extension of an image",
+                    "an image in a class folder has a format that is not read",
                     where=str(Path(place) / name),
                     expected=accepted,
-                    got=Path(name).suffix or "no extension",
+                    got=Path(name).suffix,
                     do="convert the file, or move it out of the class folder",
                 )
 

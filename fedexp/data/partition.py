@@ -382,9 +382,9 @@ def contains_partition(path: Path, partition: Partition, pool_sha256: str | None
         stored = load_partition(path)
     except DataError:
         return False
-    if None not in (known := read_pool_sha256(path), pool_sha256) and known != pool_sha256:
-        return False
-    return (stored.sha256, stored.info) == (partition.sha256, partition.info)
+    known = read_pool_sha256(path)
+    same_pool = known is None or pool_sha256 is None or known == pool_sha256
+    return same_pool and (stored.sha256, stored.info) == (partition.sha256, partition.info)
 
 
 def read_pool_sha256(path: Path) -> str | None:

@@ -43,6 +43,7 @@ class ShapesMasks(Dataset):
 
     name: ClassVar[str] = "shapes_masks"
     pinned: ClassVar[bool] = True
+    selects: ClassVar[frozenset[str]] = frozenset({"samples", "test_samples"})
     targets: ClassVar[Targets] = "masks"
 
     num_classes: int = field(init=False, default=1)

@@ -44,6 +44,7 @@ class Synthetic(Dataset):
     """
 
     pinned: ClassVar[bool] = True
+    selects: ClassVar[frozenset[str]] = frozenset({"samples", "test_samples"})
 
     num_classes: int = 10
     shape: tuple[int, ...] = field(init=False)

@@ -183,9 +183,9 @@ def training_hash(config: Mapping[str, Any], contents: Mapping[str, str]) -> str
     """Return a hash of the code and the files with which local models are trained.
 
     The code is what turns a job and a client's data into the model, without aggregators
-    and evaluation. The files are those whose content the plug-ins of these groups use
-    (`content_keys`). Files of a user's aggregator are included, because the aggregator
-    may make trainers that read them.
+    and evaluation. The files are those whose content a plug-in of the trainer, task,
+    model or architectures uses (`content_keys`). Files of a user's aggregator are
+    included, because the aggregator may make trainers that read them.
 
     Args:
         config: Values of the resolved config.
@@ -200,7 +200,9 @@ def training_hash(config: Mapping[str, Any], contents: Mapping[str, str]) -> str
     if not is_ours(str(config["aggregator"].get("_target_"))):
         names.append("aggregator")
     files = {key: one for key, one in sorted(contents.items()) if key.partition(".")[0] in names}
-    return json.dumps([code, files]) if files else code
+    if not files:
+        return code
+    return hashlib.blake2b(json.dumps([code, files]).encode(), digest_size=16).hexdigest()
 
 
 def plugin_code_hash(plugin: object) -> str:

@@ -228,7 +228,7 @@ def _is(value: Any, text: str) -> bool:
 
 
 def _list(text: str) -> Any:
-    """Return the list that a condition contains, or None if the text is no list."""
+    """Return the list that a condition contains, or None if the text is not a list."""
     try:
         return OmegaConf.to_container(OmegaConf.create(text)) if text.startswith("[") else None
     except (YAMLError, OmegaConfBaseException):

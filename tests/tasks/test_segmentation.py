@@ -89,7 +89,7 @@ def test_metrics_are_those_of_sets_of_pixels_averaged_over_images() -> None:
         ("val/local/error_rate_mean", False),
         ("train/loss_mean", False),
         ("test/global/f1", True),
-        ("measured/mean_acc", True),  # "measured" contains no word of an error
+        ("test/global/mae_improvement", True),  # only a whole name counts
     ],
 )
 def test_direction_of_a_metric_follows_from_its_name(name: str, higher: bool) -> None:

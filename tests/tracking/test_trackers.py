@@ -289,7 +289,12 @@ def test_wandb_tells_that_it_keeps_an_earlier_attempt(
     logger.open(info(tmp_path, resumed=False), [])
     logger.log(ROWS[0])
     logger.close("done", RESULT)
-    assert not run.rows and "already has 3 steps of this run" in said[-1]
+    assert not run.rows and "already has 3 steps under this run ID" in said[-1]
+    # `fedexp-runs export` gives all rows of the run at once.
+    said.clear()
+    logger.open(info(tmp_path, resumed=False), ROWS[:3])
+    logger.close("done", RESULT)
+    assert said == ["W&B: https://wandb.test/run"]
 
 
 @pytest.mark.usefixtures("wandb_home")

@@ -31,8 +31,8 @@ class File(Partitioner):
     samples are held out or taken by the server, ``seed_data`` must be equal as well. A
     file of fedexp contains a hash of the pool, and another pool is refused.
 
-    ``limit.train`` applies if the file is a split of so many samples. Otherwise it is
-    ignored.
+    ``limit.train`` applies only if the run that wrote the file had the same limit.
+    Otherwise it is ignored.
 
     If the earlier run cut a validation share from the clients' samples, the file
     contains this share and it is used again.
@@ -108,8 +108,8 @@ class File(Partitioner):
         """Return the size of the pool that was split, or None if it is unknown."""
         try:
             return int(load_partition(Path(self.path).expanduser()).info["pool"])
-        except (DataError, KeyError):
-            return None
+        except (DataError, KeyError, TypeError, ValueError):
+            return None  # `sample` reports what is wrong with the file
 
     def check_pool(self, sha256: str) -> None:
         """Refuse a file that was made for another pool of the same size.
