@@ -21,10 +21,10 @@ def summarise(
     is therefore also listed under ``oracle/``, and is never the headline.
 
     ``last_10`` has the values of the last ten evaluated rounds, or of all evaluated
-    rounds if there are fewer. Rounds that lack the metric do not count. The values are stored so that a report can pool them over
-    several runs. ``mean_last_10`` and ``std_last_10`` are their mean and standard
-    deviation. The standard deviation of n values divides by n, as NumPy's does by
-    default.
+    rounds if there are fewer. Rounds that lack the metric do not count. The values are
+    stored so that a report can pool them over several runs. ``mean_last_10`` and
+    ``std_last_10`` are their mean and standard deviation. The standard deviation of n
+    values divides by n, as NumPy's does by default.
 
     A round may lack a metric. For example, ``val/clients/*`` is absent if no measured
     client has validation samples.
