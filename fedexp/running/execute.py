@@ -299,7 +299,7 @@ class _Run:
         experiment = self.experiment or Experiment.of(self.resolved)
         for remark in remarks(experiment):
             self.note(remark)
-        numerics = first_numerics(experiment.config, self.folder, self.note)
+        numerics = first_numerics(experiment.config, experiment.engine, self.folder, self.note)
         device = torch.device(numerics.device)
         write_json(path / "environment.json", environment(device))
         if is_untested(device):

@@ -35,11 +35,19 @@ from fedexp.storage.run_folder import RunFolder
 _FILE = "numerics.json"
 
 
-def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None]) -> Numerics:
+def first_numerics(
+    config: Config, engine: Engine, folder: RunFolder, note: Callable[[str], None]
+) -> Numerics:
     """Return the numerics of the run's first launch, which a resume uses again.
 
     The first launch stores the numerics of the config without an engine. The engine is
-    added when it is chosen.
+    added when it is chosen. The number of threads is then that of each process.
+
+    Args:
+        config: Config of the run.
+        engine: Engine of the config.
+        folder: Folder of the run.
+        note: Callback that shows the user a line.
     """
     wanted = choose_numerics(config)
     stored = folder.once(_FILE, asdict(wanted))
@@ -50,11 +58,9 @@ def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None
 
     check_device(first.device, first.dtype)
     resumed = asdict(first)
+    if first.engine:
+        wanted = replace(wanted, threads=engine.threads_each(wanted.threads))
     asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != resumed[k]}
-    if first.engine and wanted.threads > first.threads:
-        # After the engine was chosen, the number is that of one process. The whole run
-        # may have as many threads as asked for.
-        asked.pop("threads", None)
     if asked:
         chosen = {k: resumed[k] for k in asked}
         note(f"resuming with the numerics of the first launch: {chosen} (asked for now: {asked})")

@@ -152,7 +152,7 @@ def test_a_bare_command_runs_the_defaults(capsys) -> None:
 
 def test_unusable_output_root_is_told(capsys) -> None:
     Path("taken").write_text("a file")
-    assert run_command([*QUICK, "output_root=taken"]) == 1
+    assert run_command([*QUICK, "output_root=taken"]) == 2
     told = capsys.readouterr().err
     assert "output_root" in told and "Traceback" not in told
 

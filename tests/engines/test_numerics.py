@@ -17,6 +17,7 @@ import torch
 
 from fedexp.config.compose import compose
 from fedexp.config.keys import Config
+from fedexp.core.engine import Engine, describe
 from fedexp.core.errors import ConfigError
 from fedexp.core.kernel import train_client
 from fedexp.core.model_check import check_model
@@ -26,6 +27,7 @@ from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
+from fedexp.engines.workers import Workers
 from fedexp.running.experiment import Experiment, choose_numerics
 from fedexp.running.run_engine import first_numerics
 from fedexp.runtime.numerics import use_numerics
@@ -96,9 +98,25 @@ def test_numerics_that_were_stored_before_a_key_existed_are_resumed(tmp_path: Pa
 
     notes: list[str] = []
     folder = SimpleNamespace(path=tmp_path, once=once)
-    found = first_numerics(config, folder, notes.append)  # type: ignore[arg-type]
+    found = first_numerics(config, Serial(), folder, notes.append)  # type: ignore[arg-type]
     assert not found.cudnn_benchmark
     assert "cudnn_benchmark" in notes[0]
+
+
+@pytest.mark.parametrize(("engine", "noted"), [(Serial(), True), (Workers(), False)])
+def test_stored_threads_are_those_of_each_process(
+    engine: Engine, noted: bool, tmp_path: Path
+) -> None:
+    """With two processes of one thread each, the same command has two threads again."""
+    config = Config.of(compose(["threads=2", "device=cpu"]))
+
+    def once(name: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        return {**wanted, "threads": 1, "engine": describe(Serial())}
+
+    notes: list[str] = []
+    folder = SimpleNamespace(path=tmp_path, once=once)
+    first_numerics(config, engine, folder, notes.append)  # type: ignore[arg-type]
+    assert bool(notes) is noted
 
 
 def test_a_workspace_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
