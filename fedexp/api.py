@@ -336,6 +336,7 @@ def save_models(
     import torch
 
     from fedexp.core.build import build, convert
+    from fedexp.core.data import check_normalisation
     from fedexp.core.outcome import Outcome
     from fedexp.core.weights import ModelSpec, Weights
     from fedexp.storage.client_data import CLIENT_DATA, save_client_data
@@ -346,22 +347,15 @@ def save_models(
     num_classes = convert(_plain(num_classes), int, "num_classes")
     means: tuple[float, ...] | None = convert(_plain(mean), tuple[float, ...] | None, "mean")
     stds: tuple[float, ...] | None = convert(_plain(std), tuple[float, ...] | None, "std")
-    fits = (
-        means is None
-        or stds is None
-        or (
-            len(means) == len(stds)
-            and len(means) in (0, 1, *shape[:1])
-            and all(map(_positive, stds))
-        )
-    )
-    if not fits:
-        raise ConfigError(
-            "mean and std do not fit the inputs",
-            where="mean, std",
-            expected="no numbers, one, or one per channel, and positive ones in std",
-            got=f"{means} and {stds}",
-        )
+    if means is not None and stds is not None:
+        try:
+            check_normalisation(means, stds, shape)
+        except ValueError as error:
+            raise ConfigError(
+                f"mean and std do not fit the inputs: {error}",
+                where="mean, std",
+                got=f"{means} and {stds}",
+            ) from error
     states = _state_dicts(state_dicts)
     counts = convert(_plain(class_counts), tuple[tuple[int, ...], ...] | None, "class_counts")
     examples = convert(_plain(num_examples), tuple[int, ...] | None, "num_examples")
@@ -430,7 +424,7 @@ def _path(value: Any, where: str) -> Path:
 def _listed(value: Any) -> list[Any] | None:
     """Return the entries of a list, tuple, array or other collection in order.
 
-    The result is None for a text, a mapping or a value that is no collection.
+    The result is None for a text, a mapping or a value that is not a collection.
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
         return None
@@ -441,12 +435,9 @@ def _plain(value: Any) -> Any:
     """Return a value with lists of Python numbers instead of arrays and tensors."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    entries = None if isinstance(value, str) or not isinstance(value, Sequence) else [*value]
-    return value if entries is None else [_plain(entry) for entry in entries]
-
-
-def _positive(number: float) -> bool:
-    return number > 0
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return value
+    return [_plain(entry) for entry in value]
 
 
 def _state_dicts(state_dicts: Any) -> list[Mapping[str, Tensor]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -15,6 +15,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedexp.core.build import require
 
 # Index of a virtual client that has the training data of all clients. Centralised
 # training is the local training of this client.
@@ -97,6 +99,26 @@ class InputDomain:
         scale, shift = self.affine(images.dim(), images.device)
         raw = images.to(self.dtype)
         return (raw * 255.0 if self.pixel_range else raw) * scale + shift
+
+
+def check_normalisation(mean: Sequence[float], std: Sequence[float], shape: Sequence[int]) -> None:
+    """Check the numbers by which inputs are normalised.
+
+    Args:
+        mean: Mean of each channel, one number for all channels, or no number.
+        std: Standard deviation, like `mean`.
+        shape: Shape of one sample. Its first size is the number of channels.
+
+    Raises:
+        ValueError: The numbers do not fit the shape, or `std` is not positive.
+    """
+    require(len(shape) > 0, "shape must list the sizes of one sample")
+    require(len(mean) == len(std), "mean and std need one number per channel each")
+    require(
+        len(mean) in {0, 1, shape[0]},
+        f"mean and std need {shape[0]} numbers, one per channel",
+    )
+    require(min(std, default=1.0) > 0, "std must be positive")
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,6 @@ _CHANNELS_LAST_ON = ("cuda",)
 # another device, it must fit into a small part of the memory.
 _CHUNK_BYTES_ON_CPU = 1 << 22
 _CHUNK_BYTES = 1 << 28
-
-
 # Types of devices on which fedexp trains
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.build import require
-from fedexp.core.data import Targets
+from fedexp.core.data import Targets, check_normalisation
 from fedexp.core.errors import DataError
 from fedexp.data.augment import Augment
 from fedexp.data.cache import ArrayCache
@@ -122,12 +122,7 @@ class Dataset(ABC):
             len(self.shape) > 0 and min(self.shape, default=0) > 0,
             "shape must list the positive sizes of one sample",
         )
-        require(len(self.mean) == len(self.std), "mean and std need one number per channel each")
-        require(
-            len(self.mean) in {0, 1, self.shape[0]},
-            f"mean and std need {self.shape[0]} numbers, one per channel",
-        )
-        require(min(self.std, default=1.0) > 0, "std must be positive")
+        check_normalisation(self.mean, self.std, self.shape)
         require(
             self.augment is None or len(self.shape) == 3,
             "augment works on images: shape must be C, H, W",

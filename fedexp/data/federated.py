@@ -233,7 +233,8 @@ class Division:
 
         generator = np.random.RandomState(seed_data)
         partition = self.partitioner.split(kinds, number, self.clients, generator)
-        self.partitioner.check_pool(hash_pool(arrays.fingerprint, train_at))
+        pool_sha256 = hash_pool(arrays.fingerprint, train_at)
+        self.partitioner.check_pool(pool_sha256)
         if self.val_fraction and not isinstance(partition, CutPartition):
             partition = cut_validation(partition, self.val_fraction, seed_data)
             validate(partition, len(labels))
@@ -246,6 +247,7 @@ class Division:
             labels,
             partition,
             generator.get_state(legacy=False),
+            pool_sha256,
         )
 
     def proxy_count(self, n: int) -> int:
@@ -292,6 +294,7 @@ class Parts:
         labels: Labels of the samples at `train_at`.
         partition: Partition of the samples at `train_at`.
         after_split: State of the random generator after the partition was sampled.
+        pool_sha256: Hash of the samples at `train_at` (`hash_pool`).
     """
 
     train_at: np.ndarray
@@ -301,6 +304,7 @@ class Parts:
     labels: np.ndarray
     partition: Partition
     after_split: Mapping[str, Any]
+    pool_sha256: str
 
 
 def _origin(dataset: Dataset) -> tuple[object, ...]:
@@ -418,7 +422,7 @@ def federate(
         proxy_dataset=None if proxy.dataset is None else proxy.dataset.name,
         proxy_fingerprint=None if other is None else other.fingerprint,
         after_split=parts.after_split,
-        pool_sha256=hash_pool(arrays.fingerprint, parts.train_at),
+        pool_sha256=parts.pool_sha256,
     )
 
 

@@ -425,7 +425,8 @@ def _answer_key(key: str, probe: Probe) -> str:
 
     `key` is the cache key of the job that trained the probed model.
     """
-    parts = [key, _described(probe), plugin_code_hash(probe)]  # also of fedexp's own probes
+    # `key` covers the training only, and `_described` the code of user's probes only.
+    parts = [key, _described(probe), plugin_code_hash(probe)]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
 
@@ -444,10 +445,8 @@ def _described(plugin: object) -> str:
 
 
 def _text_of_value(value: object) -> str:
-    """Return a text that differs if the value differs, also for large tensors."""
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {value.tolist()}"
-    if isinstance(value, np.ndarray):
+    """Return a value as text. Unlike its `repr`, it has all numbers of large arrays."""
+    if isinstance(value, Tensor | np.ndarray):
         return f"{value.dtype} {value.tolist()}"
     if isinstance(value, Mapping):
         return repr({key: _text_of_value(one) for key, one in value.items()})

@@ -332,9 +332,5 @@ def _signature(job: ClientJob) -> Hashable:
     """
     trees = (*job.shared.items(), *(job.state or {}).items())
     names = tuple((name, tuple(tree)) for name, tree in trees)
-    return (_code_of(job), replace(job.local_training, epochs=1), job.frozen, names)
-
-
-def _code_of(job: ClientJob) -> Hashable:
-    """Return the parts of a job that decide whether its loss can be vectorised."""
-    return job.start.spec, type(job.trainer), repr(job.trainer), type(job.task), repr(job.task)
+    code = type(job.trainer), repr(job.trainer), type(job.task), repr(job.task)
+    return (job.start.spec, code, replace(job.local_training, epochs=1), job.frozen, names)

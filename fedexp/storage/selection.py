@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -235,7 +235,7 @@ def _list(text: str) -> Any:
         return None
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a number. A bool does not count as a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 

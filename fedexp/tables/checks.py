@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from string import Formatter
-from typing import Any, TypeGuard
+from typing import Any
 
 from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
+from fedexp.storage.selection import is_number
 from fedexp.tables.claim_rows import row_groups
 from fedexp.tables.report.report import Value
 from fedexp.tables.schema import Claim, Column, Table, Where, check_seeds, require_known
@@ -98,20 +99,15 @@ def _require_value(value: Any, known: Sequence[Value], where: str) -> None:
     """
     if value in known:
         return
-    numbers = [one for one in known if _is_number(one)]
+    numbers = [one for one in known if is_number(one)]
     if same := [one for one in known if str(one) == str(value)]:
-        kind = "text" if isinstance(same[0], str) else "number" if _is_number(same[0]) else "value"
+        kind = "text" if isinstance(same[0], str) else "number" if is_number(same[0]) else "value"
         do = f"write the {kind}: {same[0]!r}, not {value!r}"
-    elif _is_number(value) and numbers:
+    elif is_number(value) and numbers:
         do = f"did you mean {min(numbers, key=lambda one: abs(one - value))}?"
     else:
         do = suggest(str(value), map(str, known))
     raise ConfigError(f"unknown value '{value}'", where=where, do=do)
-
-
-def _is_number(value: Any) -> TypeGuard[int | float]:
-    """Return whether a value is a number. True and False are not numbers."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _where_clauses(table: Table) -> Iterator[tuple[str, Where]]:
@@ -225,7 +221,7 @@ def _check_reference(table: Table) -> None:
         for name in ("value", "sd"):
             number = row.get(name)
             require(
-                number is None or (_is_number(number) and not math.isnan(number)),
+                number is None or (is_number(number) and not math.isnan(number)),
                 f"reference: {name} must be a number, got {number!r}",
             )
         sd = row.get("sd")

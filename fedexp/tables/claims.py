@@ -336,7 +336,7 @@ class _Pairs:
     @classmethod
     def of(cls, numbers: Iterable[tuple[float, float]]) -> _Pairs:
         """Subtract the second number of every pair from the first one."""
-        known = [(a, b) for a, b in numbers]
+        known = list(numbers)
         differences = tuple(a - b for a, b in known if not _is_censored(a, b))
         return cls(differences, len(known) - len(differences))
 

@@ -107,7 +107,7 @@ class Wandb(Logger):
         # An interrupted attempt may have sent rounds that are now computed again. Their
         # values are the same, so they are not sent again.
         self._sent = int(self._run.summary.get("step", 0)) if self._run.resumed else 0
-        if self._sent and not run.resumed and not history:
+        if self._sent and not history:
             self.note(
                 f"W&B already has {self._sent} steps under this run ID and keeps their values. If "
                 "you started again with reuse=false, delete that run in W&B to log the new values"
