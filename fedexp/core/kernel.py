@@ -239,7 +239,7 @@ def ascended(
     Returns:
         The gradient at ``values + e``, and the norm of e.
     """
-    uphill = list(grad.values())
+    uphill = trees.tensors(grad, values)
     norm = vectors.norm(uphill)
     factor = ascent.rho / (norm + ascent.eps)
     there = dict(zip(values, vectors.moved(list(values.values()), uphill, factor), strict=True))
@@ -266,16 +266,17 @@ def take_step(
         grad = adjusted(grad, values, start, adjustment)
     if correct is not None:
         grad = correct(grad, values)
-    direction = list(grad.values())
+    direction = trees.tensors(grad, values)
     if local_training.clip is not None:
         direction = clipped(direction, local_training.clip, vectors)
     if local_training.weight_decay:
         direction = list(torch._foreach_add(direction, live, alpha=local_training.weight_decay))
     optimizer.step(live, direction)
     if adjustment is not None and adjustment.outside is not None:
-        torch._foreach_add_(live, list(adjustment.outside.values()), alpha=-local_training.lr)
+        outside = trees.tensors(adjustment.outside, values)
+        torch._foreach_add_(live, outside, alpha=-local_training.lr)
     if after_step is not None:
-        torch._foreach_copy_(live, list(after_step(values).values()))
+        torch._foreach_copy_(live, trees.tensors(after_step(values), values))
 
 
 def overrides(trainer: Trainer, hook: str) -> bool:

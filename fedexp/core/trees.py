@@ -1,7 +1,8 @@
 """Arithmetic on trees. A tree is a ``dict[str, Tensor]``, such as a model's parameters.
 
-The trees that a function combines must have the same keys in the same order. All
-functions are pure. An arithmetic function makes one fused call for all tensors.
+The trees that a function combines must have the same keys. The result has the order of
+the first tree. All functions are pure. An arithmetic function makes one fused call for
+all tensors.
 """
 
 from __future__ import annotations
@@ -26,9 +27,22 @@ def _like(tree: Tree, values: list[Tensor] | tuple[Tensor, ...]) -> Tree:
     return dict(zip(tree, values, strict=True))
 
 
-def tensors(tree: Tree) -> list[Tensor]:
-    """Return the tensors of a tree as a list."""
-    return list(tree.values())
+def tensors(tree: Tree, like: Tree | None = None) -> list[Tensor]:
+    """Return the tensors of a tree as a list.
+
+    Args:
+        tree: The tree.
+        like: Tree whose order the list has. None stands for the order of `tree`.
+
+    Raises:
+        ValueError: The trees have different keys.
+    """
+    if like is None:
+        return list(tree.values())
+    if tree.keys() != like.keys():
+        odd = sorted(tree.keys() ^ like.keys())
+        raise ValueError(f"only one of two trees has {', '.join(map(repr, odd[:3]))}")
+    return [tree[name] for name in like]
 
 
 def zeros_like(tree: Tree) -> Tree:
@@ -84,12 +98,12 @@ def by_dtype(tree: Tree) -> list[list[str]]:
 
 def add(a: Tree, b: Tree, alpha: float = 1.0) -> Tree:
     """Return ``a + alpha * b``."""
-    return _like(a, torch._foreach_add(tensors(a), tensors(b), alpha=alpha))
+    return _like(a, torch._foreach_add(tensors(a), tensors(b, a), alpha=alpha))
 
 
 def sub(a: Tree, b: Tree, alpha: float = 1.0) -> Tree:
     """Return ``a - alpha * b``."""
-    return _like(a, torch._foreach_sub(tensors(a), tensors(b), alpha=alpha))
+    return _like(a, torch._foreach_sub(tensors(a), tensors(b, a), alpha=alpha))
 
 
 def scale(tree: Tree, factor: float | Tensor) -> Tree:
@@ -99,12 +113,12 @@ def scale(tree: Tree, factor: float | Tensor) -> Tree:
 
 def mul(a: Tree, b: Tree) -> Tree:
     """Return the elementwise product."""
-    return _like(a, torch._foreach_mul(tensors(a), tensors(b)))
+    return _like(a, torch._foreach_mul(tensors(a), tensors(b, a)))
 
 
 def div(a: Tree, b: Tree) -> Tree:
     """Return the elementwise quotient ``a / b``."""
-    return _like(a, torch._foreach_div(tensors(a), tensors(b)))
+    return _like(a, torch._foreach_div(tensors(a), tensors(b, a)))
 
 
 def sqrt(tree: Tree) -> Tree:

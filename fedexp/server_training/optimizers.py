@@ -63,13 +63,13 @@ class Optimizer(ABC):
 
         Args:
             params: Parameters.
-            grads: Gradient of the loss with respect to `params`, with the same keys in
-                the same order.
+            grads: Gradient of the loss with respect to `params`, with the same keys.
             state: State before the step.
             lr: Step size.
             unclipped: Names of the parameters whose gradients `clip` does not bound.
         """
         params = trees.clone(params)
+        grads = dict(zip(params, trees.tensors(grads, params), strict=True))
         state = {
             key: trees.clone(value) if isinstance(value, dict) else value
             for key, value in state.items()

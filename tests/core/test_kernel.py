@@ -15,7 +15,8 @@ from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import StepNoise, Vectors, batch_ranges, batches, clipped, train_client
 from fedexp.core.local_training import LocalTraining
 from fedexp.core.net import Net
-from fedexp.core.trainer import Ctx, Trainer
+from fedexp.core.task import Batch
+from fedexp.core.trainer import Adjustment, Ascent, Ctx, Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.tasks.classification import Classification
@@ -143,6 +144,54 @@ def test_order_of_a_step() -> None:
         torch.testing.assert_close(
             after[name], w - 0.1 * (unit + 0.5 * w) + 1.0, rtol=1e-9, atol=1e-12
         )
+
+
+@dataclass(frozen=True)
+class Hooked(Trainer):
+    """A trainer whose trees have the parameters' order, or the reverse order of names."""
+
+    reverse: bool = False
+
+    def _ordered(self, tree: Tree) -> Tree:
+        return dict(sorted(tree.items(), reverse=True)) if self.reverse else tree
+
+    def grad(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx):
+        grad, loss = super().grad(net, params, buffers, batch, ctx)
+        return self._ordered(grad), loss
+
+    def ascent(self, ctx: Ctx) -> Ascent:
+        return Ascent(0.1)
+
+    def adjustment(self, ctx: Ctx) -> Adjustment:
+        numbered = {k: torch.full_like(v, i) for i, (k, v) in enumerate(ctx.start.items())}
+        tree = self._ordered(numbered)
+        return Adjustment(pull=0.1, toward=tree, shift=tree, outside=tree)
+
+    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+        return self._ordered(grad)
+
+    def after_step(self, params: Tree, ctx: Ctx) -> Tree:
+        return self._ordered({k: v * (1 + i) for i, (k, v) in enumerate(params.items())})
+
+
+def test_a_hook_may_return_a_tree_in_any_order() -> None:
+    """Tensors are combined by name. The two hidden layers have tensors of equal shapes."""
+    spec = ModelSpec(MLP.arch, (("hidden", (4, 4)), *MLP.kwargs[1:]))
+    expected, got = (
+        train(make_job(spec, Hooked(reverse=reverse), steps=2, epochs=None)).weights.params
+        for reverse in (False, True)
+    )
+    assert all(torch.equal(got[name], value) for name, value in expected.items())
+
+
+def test_a_hook_that_leaves_out_a_tensor_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Partial(Trainer):
+        def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+            return dict(list(grad.items())[1:])
+
+    with pytest.raises(ValueError, match=r"only one of two trees has 'hidden\.0\.weight'"):
+        train(make_job(trainer=Partial()))
 
 
 def test_frozen_parameters_do_not_move() -> None:

@@ -213,6 +213,16 @@ class MomentumSam(Trainer):
 
 
 @dataclass(frozen=True)
+class Outside(Trainer):
+    """A change outside the optimizer. Its tree is in another order than the parameters."""
+
+    @elementwise
+    def adjustment(self, ctx: Ctx) -> Adjustment:
+        numbered = {k: 0.1 * i + v for i, (k, v) in enumerate(ctx.start.items())}
+        return Adjustment(outside=dict(sorted(numbered.items(), reverse=True)))
+
+
+@dataclass(frozen=True)
 class Margins(Trainer):
     """LDAM's margins (Cao et al. 2019), computed from class counts.
 
@@ -241,7 +251,15 @@ class Margins(Trainer):
 @pytest.mark.parametrize(
     "trainer",
     [
-        *(Sam(0.3), MoFedSAM(rho=0.3), MomentumSam(), MoonLike(), Generated(), Margins()),
+        *(
+            Sam(0.3),
+            MoFedSAM(rho=0.3),
+            MomentumSam(),
+            MoonLike(),
+            Generated(),
+            Outside(),
+            Margins(),
+        ),
         *(
             FedMRUR(rho=0.3, gamma=0.5, sigma=50.0, measure_gradient=True, **how)
             for how in HYPERBOLIC

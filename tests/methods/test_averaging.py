@@ -212,7 +212,8 @@ def test_broadcasts_are_counted_and_nothing_further_is_sent_up() -> None:
 class Watching(PlainTrainer):
     """A trainer whose server update stores all its arguments.
 
-    A client sends its update.
+    A client sends its update and the negative update, in an order that depends on the
+    client.
     """
 
     alike: bool = True
@@ -222,7 +223,10 @@ class Watching(PlainTrainer):
         return "uniform" if self.alike else "models"
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
-        return {"sent": {"u": trees.sub(params, ctx.start)["fc.weight"][None]}}, None
+        u = trees.sub(params, ctx.start)["fc.weight"][None]
+        sent = {"u": u, "minus": -u}
+        order = sorted(sent, reverse=bool(u[0, 0, 0] > 0))
+        return {"sent": {name: sent[name] for name in order}}, None
 
     def update_shared(
         self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
@@ -242,7 +246,9 @@ def test_the_server_half_sees_payloads_the_mean_and_what_was_applied(alike: str)
         shared["applied"]["fc.weight"].numpy(), mean / 2, rtol=1e-10, atol=1e-14
     )
     sent = u.mean(0) if alike == "true" else mean
-    np.testing.assert_allclose(shared["sent"]["u"][0].numpy(), sent, rtol=1e-10, atol=1e-14)
+    for name, expected in (("u", sent), ("minus", -sent)):
+        got = shared["sent"][name][0].numpy()
+        np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-14)
 
 
 @dataclass(frozen=True)
@@ -345,6 +351,24 @@ def test_integer_and_boolean_buffers_take_their_maximum() -> None:
     assert after["weights"].buffers["count"].tolist() == [3, 7]
     assert after["weights"].buffers["used"].tolist() == [True, False]
     assert old.buffers["used"].tolist() == [False, False]
+
+
+def test_buffers_are_averaged_by_name() -> None:
+    world = softmax_world(rounds=1, m=2)
+    state = world.aggregator.init(world.env)
+    results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
+    buffers = {"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}
+    orders = (buffers, dict(reversed(buffers.items())))
+    results = [
+        replace(result, weights=Weights(result.weights.spec, result.weights.params, order))
+        for result, order in zip(results, orders, strict=True)
+    ]
+    old = Weights(state["weights"].spec, state["weights"].params, buffers)
+    after, _ = world.aggregator.update({**state, "weights": old}, results, world.env)
+    assert {name: value.item() for name, value in after["weights"].buffers.items()} == {
+        "a": pytest.approx(1.0),
+        "b": pytest.approx(2.0),
+    }
 
 
 def test_median_ignores_one_byzantine_client() -> None:

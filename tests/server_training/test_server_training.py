@@ -108,6 +108,13 @@ def test_clipping_is_torchs_and_comes_before_the_decay(bound: float) -> None:
         torch.testing.assert_close(a, b.detach(), rtol=1e-12, atol=0)
 
 
+def test_gradients_belong_to_parameters_by_name() -> None:
+    params = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    grads = {"b": torch.full((2,), 2.0), "a": torch.full((2,), 1.0)}
+    moved, _ = Sgd(weight_decay=0.1).step(params, grads, {}, 0.5)
+    assert_equal(moved, {"a": torch.full((2,), -0.5), "b": torch.full((2,), -1.0)})
+
+
 @pytest.mark.parametrize(
     "optimizer", [Sgd(momentum=0.9, weight_decay=0.1, clip=1.0), Adam(weight_decay=0.1, clip=1.0)]
 )

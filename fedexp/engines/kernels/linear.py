@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedexp.core import trees
 from fedexp.core.device import on_cpu
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import by_name, overrides
@@ -194,9 +195,8 @@ class Linear(FusedKernel):
                 self._follow_buffer(bias, everyone, stack)
 
         if how.outside is not None:
-            torch._foreach_add_(
-                list(stack.live.values()), list(how.outside.values()), alpha=-self._lr
-            )
+            live, outside = trees.tensors(stack.live), trees.tensors(how.outside, stack.live)
+            torch._foreach_add_(live, outside, alpha=-self._lr)
 
         return measured
 

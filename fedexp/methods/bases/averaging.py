@@ -300,8 +300,9 @@ class _Seen:
             self._add_buffers(result.weights.buffers, p)
 
         for name, tree in result.payload.items():
+            sums = self.payload_sums[name]
             torch._foreach_add_(
-                trees.tensors(self.payload_sums[name]), trees.tensors(tree), alpha=payload_weight
+                trees.tensors(sums), trees.tensors(tree, sums), alpha=payload_weight
             )
 
         self.payload_weight += payload_weight
@@ -311,7 +312,7 @@ class _Seen:
     def _add_buffers(self, buffers: Tree, p: float) -> None:
         sums, values = _floating(self.buffer_sums), _floating(buffers)
         if sums:
-            torch._foreach_add_(trees.tensors(sums), trees.tensors(values), alpha=p)
+            torch._foreach_add_(trees.tensors(sums), trees.tensors(values, sums), alpha=p)
         counts = {name: value for name, value in self.buffer_sums.items() if name not in sums}
         for names in trees.by_dtype(counts):
             own, new = [counts[name] for name in names], [buffers[name] for name in names]
