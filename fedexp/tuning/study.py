@@ -8,6 +8,7 @@ the first round.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ Launch = Callable[[Sequence[Sequence[str]]], int]
 _JOURNAL = "journal.log"
 _ERROR = "error"  # attribute of a failed trial: the reason
 _ROUNDS = "rounds"  # attribute of a trial: the rounds for which it was trained
+_BATCH_END = "batch_end"  # attribute of a trial: number of trials after its batch
 # Number of trials that TPE samples at random before it learns from them. Optuna's
 # default of 10 would leave too few of the usual 20 trials.
 _STARTUP = 5
@@ -241,26 +243,22 @@ class TuningStudy:
             found = self._study.get_trials(deepcopy=False)
             begun = [one for one in found if one.state == TrialState.RUNNING]
             finished = sum(one.state.is_finished() for one in found)
-            new = min(batch, trials - finished) - len(begun)
+            end = finished + batch
+            if begun:
+                # The rest of an interrupted batch is finished first. A new trial would
+                # be sampled with less knowledge than in an uninterrupted study.
+                end = begun[0].user_attrs.get(_BATCH_END, end)
+            end = min(end, trials)
             active = [Trial(self._study, one._trial_id) for one in begun]
-            active += [self._ask() for _ in range(new)]
+            active += [self._study.ask() for _ in range(end - finished - len(begun))]
+            for trial in active:
+                if _BATCH_END not in trial.user_attrs:
+                    trial.set_user_attr(_BATCH_END, end)
+                self._point(trial)
             if not active:
                 return 0
             if code := self._run_batch(active):
                 return code
-
-    def _ask(self) -> Trial:
-        """Begin a trial.
-
-        The sampler's seed depends on the number of trials, so a study that continues
-        has the same points as one that was not interrupted.
-        """
-        number = sum(one.state.name != "WAITING" for one in self._study.get_trials(deepcopy=False))
-        state = np.random.SeedSequence([self.search.seed, number]).generate_state(1)
-        self._study.sampler = self._sampler(int(state[0]))
-        trial = self._study.ask()
-        self._point(trial)
-        return trial
 
     def _sampler(self, seed: int) -> BaseSampler:
         import warnings
@@ -276,13 +274,20 @@ class TuningStudy:
         return RandomSampler(seed=seed)
 
     def _point(self, trial: Trial) -> tuple[str, ...]:
-        """Return the overrides of a trial, which are sampled if they are not yet."""
+        """Return the overrides of a trial, which are sampled if they are not yet.
+
+        The sampler's seed depends only on the numbers of the trial and of the key, so a
+        study that continues has the same points as one that was not interrupted.
+        """
+        for number, one in enumerate(self.search.space):
+            if one.key not in trial.params:
+                seed = np.random.SeedSequence([self.search.seed, trial.number, number])
+                self._study.sampler = self._sampler(int(seed.generate_state(1)[0]))
+                one.suggest(trial)
         return tuple(f"{one.key}={one.suggest(trial)}" for one in self.search.space)
 
     def _run_batch(self, trials: Sequence[Trial]) -> int:
         """Run trials for ascending numbers of rounds, and store their values."""
-        from optuna.trial import TrialState
-
         search, active = self.search, [*trials]
         for rounds in search.rungs:
             jobs = {
@@ -305,9 +310,10 @@ class TuningStudy:
                     measured.append((trial, statistics.fmean(values)))
                     continue
                 trial.set_user_attr(_ERROR, error)
-                # Optuna's TPE ignores failed trials. It learns from stopped trials, and
-                # takes those without a value as the worst.
-                self._study.tell(trial, state=TrialState.PRUNED)
+                # Optuna's TPE ignores failed trials. It would take a stopped trial for
+                # as good as its last value. So the worst value is stored.
+                worst = -math.inf if search.objective.higher_is_better else math.inf
+                self._study.tell(trial, worst)
                 self.say(f"trial {trial.number}: {self._text(trial)}  failed: {error}")
 
             if rounds == search.rungs[-1]:
@@ -393,22 +399,23 @@ class TuningStudy:
         return values, None
 
     def rows(self) -> list[TrialRow]:
-        """Return all trials that have begun, in their order."""
+        """Return all trials that have a point, in their order."""
+        keys = {one.key for one in self.search.space}
         return [
             self._row(one)
             for one in self._study.get_trials(deepcopy=False)
-            if one.state.name != "WAITING"
+            if keys <= one.params.keys()
         ]
 
     def _row(self, trial: FrozenTrial) -> TrialRow:
         from optuna.trial import FixedTrial
 
         state: Literal["done", "stopped", "failed", "unfinished"] = "unfinished"
-        value = trial.value if trial.state.name == "COMPLETE" else None
-        if value is not None:
-            state = "done"
-        elif _ERROR in trial.user_attrs:
+        value = None
+        if _ERROR in trial.user_attrs:
             state = "failed"
+        elif trial.state.name == "COMPLETE":
+            state, value = "done", trial.value
         elif trial.state.name == "PRUNED":
             state = "stopped"
             value = trial.intermediate_values[max(trial.intermediate_values)]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from filelock import FileLock
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from fedexp.commands import launching
 from fedexp.commands.tune import run_command
@@ -88,6 +93,11 @@ def summary() -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
+def rows_of_the_study() -> list[dict[str, str]]:
+    (table,) = Path("outputs/tuning").glob("*/*/trials.csv")
+    return list(csv.DictReader(table.open()))
+
+
 def test_best_point_is_chosen_on_held_out_data_and_tested_on_other_seeds(
     runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +153,36 @@ def test_interrupted_study_continues_with_the_same_points(
     assert summary()["trials"][:12] == before["trials"]
 
 
+def test_study_that_is_interrupted_anywhere_has_the_same_trials(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes while Optuna's file is written. A batch is then half begun or half stored."""
+    space = [LR, "trainer.mu=log(0.01,1)", "method=fedprox", "rounds=9", "halving=3"]
+    command = [*space, "trials=9", "batch=3", "test_seeds=4", *TINY]
+    assert run_command(command) == 0
+    whole = summary()["trials"]
+    assert {trial["state"] for trial in whole} == {"done", "stopped", "failed"}
+
+    Path("again").mkdir()
+    monkeypatch.chdir("again")
+    append, left = JournalFileBackend.append_logs, iter(())
+
+    def interrupted(backend: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        append(backend, logs)
+
+    monkeypatch.setattr(JournalFileBackend, "append_logs", interrupted)
+    codes = []
+    for count in cycle((9, 5, 13, 7, 11, 8, 6)):
+        left = iter(range(count))
+        codes.append(run_command(command))
+        if codes[-1] == 0:
+            break
+    assert len(codes) > 8 and {*codes} == {0, 130}
+    assert summary()["trials"] == whole
+
+
 def test_failed_trials_count_and_are_reported(
     runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +194,32 @@ def test_failed_trials_count_and_are_reported(
     assert "2 done, 1 failed" in said and "failed: client 1 diverged" in said
     assert "local.lr=0.1 is at the lower edge of local.lr=0.1,0.2,0.9" in said
     assert summary()["at_edge"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "worst"), [("val/global/acc", -math.inf), ("val/global/loss", math.inf)]
+)
+def test_the_sampler_takes_a_failed_trial_for_the_worst(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, objective: str, worst: float
+) -> None:
+    """The trial with lr 0.11 is the best one after one round, and diverges later."""
+    whole = runs.store
+
+    def diverges_later(config: ResolvedConfig) -> None:
+        whole(config)
+        if config["local"]["lr"] == 0.11 and config["rounds"] > 1:
+            (RunFolder.of(config).path / "result.json").unlink()
+            RunFolder.of(config).set_status("failed", error="client 1 diverged")
+
+    monkeypatch.setattr(runs, "store", diverges_later)
+    command = ["local.lr=0.11,0.2,0.3", "sampler=grid", "halving=3", "rounds=3", "test_seeds=4"]
+    assert run_command([*command, f"objective={objective}", *TINY]) == 1
+    assert [trial["state"] for trial in rows_of_the_study()] == ["failed", "stopped", "stopped"]
+    (journal,) = Path("outputs/tuning").glob("*/*/journal.log")
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    (study,) = optuna.get_all_study_names(storage)
+    first = optuna.load_study(study_name=study, storage=storage).trials[0]
+    assert first.value == worst and first.intermediate_values
 
 
 def test_ties_are_named(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
