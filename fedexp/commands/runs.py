@@ -26,7 +26,7 @@ from fedexp.storage.selection import ABSENT, dotted_items, ordered, select, text
 from fedexp.storage.sources import differences, own_code
 from fedexp.storage.stored_run import (
     StoredRun,
-    damaged_configs,
+    unusable_configs,
     find_run,
     find_runs,
     read_mapping,
@@ -241,7 +241,7 @@ def parser() -> Parser:
 def _list(options: argparse.Namespace) -> int:
     there = find_runs(options.root)
     if options.conditions or options.sort:
-        _warn_of_damaged_configs(there)
+        _warn_of_unusable_configs(there)
     runs = select(there, options.conditions)
     if options.sort:
         runs = ordered(runs, options.sort)
@@ -500,7 +500,7 @@ def _export(options: argparse.Namespace) -> int:
     from fedexp.commands.export import as_csv, rounds_as_csv, to_wandb
 
     there = find_runs(options.root)
-    _warn_of_damaged_configs(there)
+    _warn_of_unusable_configs(there)
     runs = select(there, options.conditions)
     if options.wandb and options.rounds:
         raise ConfigError(
@@ -523,7 +523,7 @@ def _table(options: argparse.Namespace) -> int:
     from fedexp.commands.runs_table import table
 
     runs = find_runs(options.root)
-    _warn_of_damaged_configs(runs)
+    _warn_of_unusable_configs(runs)
     return table(runs, options.conditions, options.aggregate, options.out)
 
 
@@ -531,20 +531,20 @@ def _plot(options: argparse.Namespace) -> int:
     from fedexp.commands.runs_plot import plot
 
     runs = find_runs(options.root)
-    _warn_of_damaged_configs(runs)
+    _warn_of_unusable_configs(runs)
     allowed = [key for key in options.allow.split(",") if key]
     return plot(runs, options.conditions, allowed, options.root, options.out)
 
 
-def _warn_of_damaged_configs(runs: Iterable[StoredRun]) -> None:
-    """Print the names of runs whose config is damaged. These configs are not used."""
+def _warn_of_unusable_configs(runs: Iterable[StoredRun]) -> None:
+    """Print the names of runs whose config cannot be used."""
     # The warning is printed to standard error, because a program may parse the standard
     # output.
-    for run, error in damaged_configs(runs):
+    for run, error in unusable_configs(runs):
         print(
             visible(
-                f"warning: the config of {run.name} is not used: {error.facts['where']} is "
-                f"damaged ({error.facts['to do']})"
+                f"warning: the config of {run.name} is not used: {error.what} "
+                f"({error.facts['to do']})"
             ),
             file=sys.stderr,
         )

@@ -64,11 +64,14 @@ class StoredRun:
             return {}
 
     def read_config(self) -> dict[str, Any]:
-        """Return the contents of ``config.yaml``, empty if it is absent.
+        """Return the contents of ``config.yaml``.
+
+        The result is empty if the file is absent and the run is not finished, or was
+        made by an old version that stores no digest of the file.
 
         Raises:
             StorageError: The file is damaged, or is not the one that a finished run
-                used.
+                used, or such a file is absent.
         """
         import yaml
 
@@ -78,13 +81,14 @@ class StoredRun:
             advice = "run the same overrides again, which writes the file again"
         if path.is_fifo():  # opening it would wait for a writer
             raise damaged(path, "it is a named pipe", advice)
+        digest = self.result.get("config_sha256")
         try:
             content = path.read_bytes()
         except OSError:
-            return {}
+            if digest is None:
+                return {}
+            raise StorageError(f"no {path.name}", where=str(path), do=advice) from None
 
-        # Results of earlier versions have no digest.
-        digest = self.result.get("config_sha256")
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
             raise damaged(path, "it is not the config of the finished run", advice)
         try:
@@ -307,8 +311,8 @@ def find_run(root: Path, name: str) -> StoredRun:
     )
 
 
-def damaged_configs(runs: Iterable[StoredRun]) -> Iterator[tuple[StoredRun, StorageError]]:
-    """Yield the runs whose ``config.yaml`` is damaged, and the error of each."""
+def unusable_configs(runs: Iterable[StoredRun]) -> Iterator[tuple[StoredRun, StorageError]]:
+    """Yield the runs whose ``config.yaml`` cannot be used, and the error of each."""
     for run in runs:
         try:
             run.read_config()

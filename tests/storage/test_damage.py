@@ -269,15 +269,18 @@ def test_a_changed_digit_of_a_result_is_named(root: Path) -> None:
     assert StoredRun(folder).status == "damaged"
 
 
-def test_changed_config_of_a_finished_run_is_named_and_not_used(
-    root: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("what", ["config.yaml is damaged", "no config.yaml"])
+def test_changed_or_deleted_config_of_a_finished_run_is_named_and_not_used(
+    root: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
     start("seed=1")
     folder = Path(start()[0]["folder"])
     lr = Run(folder).config["local"]["lr"]
     path = folder / "config.yaml"
     path.write_text(path.read_text().replace(f"lr: {lr}", "lr: 0.75"))
-    with pytest.raises(StorageError, match=r"config\.yaml is damaged") as refused:
+    if what.startswith("no"):
+        path.unlink()
+    with pytest.raises(StorageError, match=what) as refused:
         _ = Run(folder).config
 
     capsys.readouterr()
@@ -285,13 +288,13 @@ def test_changed_config_of_a_finished_run_is_named_and_not_used(
         assert runs_command(command) == 0
         told = capsys.readouterr()
         assert "0.75" not in told.out and str(lr) in told.out
-        assert f"{folder.name}/config.yaml is damaged" in told.err
+        assert f"{folder.name} is not used: {what}" in told.err
     assert runs_command(["list", "local.lr=0.75"]) == 0
     told = capsys.readouterr()
-    assert "none of 2 runs" in told.out and "config.yaml is damaged" in told.err
+    assert "none of 2 runs" in told.out and what in told.err
     for command in (["diff", str(folder), str(folder)], ["rerun", str(folder)]):
         assert runs_command(command) == 2
-        assert "config.yaml is damaged" in capsys.readouterr().err
+        assert what in capsys.readouterr().err
 
     assert "reuse=false" in str(refused.value)
     start("reuse=false")
