@@ -8,6 +8,7 @@ stores models that were trained without fedexp. A run uses such models if the co
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -230,7 +231,8 @@ def runs(*conditions: str, output_root: str | Path = "outputs", unfinished: bool
     `fedexp.analysis.frame.Runs`.
 
     Only the newest finished run of each config is included, as in ``fedexp-runs table``
-    and ``fedexp-runs plot``.
+    and ``fedexp-runs plot``. A run whose stored config cannot be read is named in a
+    warning.
 
     Args:
         *conditions: Conditions that all runs meet, as in ``fedexp-runs list``, e.g.
@@ -260,7 +262,7 @@ def runs(*conditions: str, output_root: str | Path = "outputs", unfinished: bool
 
     from fedexp.analysis.groups import finished, newest_by_config
     from fedexp.storage.selection import select
-    from fedexp.storage.stored_run import find_runs
+    from fedexp.storage.stored_run import find_runs, warnings_of_configs
 
     root = _path(output_root, "output_root").resolve()
     there = find_runs(root)
@@ -270,6 +272,8 @@ def runs(*conditions: str, output_root: str | Path = "outputs", unfinished: bool
             where=str(root / "runs"),
             do="set output_root to the folder that contains the folder 'runs'",
         )
+    for text in warnings_of_configs(there):
+        warnings.warn(text, stacklevel=2)
     chosen = select(there, conditions)
     return runs_frame(chosen if unfinished else newest_by_config(finished(chosen)))
 

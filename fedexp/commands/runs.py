@@ -26,10 +26,10 @@ from fedexp.storage.selection import ABSENT, dotted_items, ordered, select, text
 from fedexp.storage.sources import differences, own_code
 from fedexp.storage.stored_run import (
     StoredRun,
-    unusable_configs,
     find_run,
     find_runs,
     read_mapping,
+    warnings_of_configs,
     weigh,
 )
 from fedexp.tracking.outlet import visible
@@ -540,14 +540,8 @@ def _warn_of_unusable_configs(runs: Iterable[StoredRun]) -> None:
     """Print the names of runs whose config cannot be used."""
     # The warning is printed to standard error, because a program may parse the standard
     # output.
-    for run, error in unusable_configs(runs):
-        print(
-            visible(
-                f"warning: the config of {run.name} is not used: {error.what} "
-                f"({error.facts['to do']})"
-            ),
-            file=sys.stderr,
-        )
+    for text in warnings_of_configs(runs):
+        print(visible(f"warning: {text}"), file=sys.stderr)
 
 
 def _clean(options: argparse.Namespace) -> int:

@@ -311,13 +311,14 @@ def find_run(root: Path, name: str) -> StoredRun:
     )
 
 
-def unusable_configs(runs: Iterable[StoredRun]) -> Iterator[tuple[StoredRun, StorageError]]:
-    """Yield the runs whose ``config.yaml`` cannot be used, and the error of each."""
+def warnings_of_configs(runs: Iterable[StoredRun]) -> Iterator[str]:
+    """Yield a warning for each run whose ``config.yaml`` cannot be used."""
     for run in runs:
         try:
             run.read_config()
         except StorageError as error:
-            yield run, error
+            todo = error.facts["to do"]
+            yield f"the config of {run.name} is not used: {error.what} ({todo})"
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -50,6 +50,13 @@ def test_runs_without_a_match_have_the_columns_of_others(root: Path) -> None:
     assert len(none.curves()) == 0
 
 
+def test_runs_whose_config_cannot_be_used_are_named(root: Path) -> None:
+    folder = Path(fedexp.runs("method=scaffold", output_root=root)["folder"].iloc[0])
+    (root / "runs" / folder / "config.yaml").write_text("[")
+    with pytest.warns(UserWarning, match=f"{folder.name} is not used: config.yaml is damaged"):
+        assert len(fedexp.runs("partition.alpha>0", output_root=root)) == 7
+
+
 def test_runs_are_refused_without_folder_pandas_or_valid_conditions(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
