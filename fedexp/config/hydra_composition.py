@@ -63,7 +63,7 @@ def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, A
     Raises:
         ConfigError: An override chooses several options of one group.
     """
-    parsed = [override for text in overrides for override in _parsed(text)]
+    parsed = [override for text in overrides for override in parse_override(text)]
     user_files = user_conf_hash()
     for override in parsed:
         options = override.value()
@@ -89,7 +89,7 @@ def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, A
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed(text: str) -> list[Override]:
+def parse_override(text: str) -> list[Override]:
     """Parse one override. The returned list is cached and must not be changed.
 
     The jobs of a sweep share most overrides, so most calls are served from the cache.

@@ -30,6 +30,7 @@ from fedexp.tables.report import pictures as number_pictures
 from fedexp.tables.report.configs import flat
 from fedexp.tables.report.report import Agreement, Cell, Origin, Picture, Report, Summary, Variant
 from fedexp.tables.schema import Grid, Table, fits
+from fedexp.tables.settings import warning_of_settings
 from fedexp.tables.verdicts import judge, mean_interval
 
 # Largest number of names in a warning.
@@ -522,6 +523,7 @@ def _warnings(
             "so rows may mix code"
         )
 
+    yield from warning_of_settings(table, cells, record)
     if waiting := {run.run for run in runs if not run.done and run.others}:
         yield (
             f"{texts.count(len(waiting), 'run')} exist only as results of other code: "
