@@ -133,6 +133,18 @@ class Dataset(ABC):
         """Short name for messages and file names."""
         return type(self).__name__.lower()
 
+    def may_share(self, other: Dataset) -> bool:
+        """Return whether another data set may have some of the same samples.
+
+        This is so if both have the same class and differ only in fields that select,
+        resize or normalise samples.
+        """
+        outside = {"mean", "std", "augment", "download", "shape", *self.selects}
+        names = {f.name for f in fields(self)} - outside
+        return type(self) is type(other) and all(
+            getattr(self, name) == getattr(other, name) for name in names
+        )
+
     @abstractmethod
     def read(self, root: Path, download: bool) -> Arrays:
         """Decode the source.

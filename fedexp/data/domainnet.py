@@ -37,7 +37,7 @@ class DomainNet(Dataset):
 
     cache_version: ClassVar[int] = 1
     has_owners: ClassVar[bool] = True
-    selects: ClassVar[frozenset[str]] = frozenset({"num_classes", "per_class"})
+    selects: ClassVar[frozenset[str]] = frozenset({"num_classes", "per_class", "domains"})
 
     num_classes: int = 345
     shape: tuple[int, ...] = (3, 224, 224)
@@ -54,6 +54,13 @@ class DomainNet(Dataset):
         require(
             self.per_class is None or self.per_class >= 1,
             "per_class must be at least 1, or null for all",
+        )
+
+    def may_share(self, other: Dataset) -> bool:
+        return (
+            isinstance(other, DomainNet)
+            and super().may_share(other)
+            and not {*self.domains}.isdisjoint(other.domains)
         )
 
     def expected_files(self, root: Path) -> list[Path]:

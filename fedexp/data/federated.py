@@ -14,7 +14,7 @@ The steps are:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,7 +126,7 @@ class Proxy:
 
         originals = {main.copy_of or main.name, other.copy_of or other.name}
         copied = len(originals) == 1 and (main.copy_of or other.copy_of)
-        if copied or _origin(other) == _origin(main):
+        if copied or main.may_share(other):
             raise ConfigError(
                 "the proxy would share its samples with the clients or the test set",
                 where="proxy.dataset",
@@ -305,17 +305,6 @@ class Parts:
     partition: Partition
     after_split: Mapping[str, Any]
     pool_sha256: str
-
-
-def _origin(dataset: Dataset) -> tuple[object, ...]:
-    """Return what determines where the samples come from.
-
-    Two data sets with equal values may share samples. Fields that only select, resize
-    or normalise samples are left out.
-    """
-    outside = {"mean", "std", "augment", "download", "shape", *dataset.selects}
-    own = {f.name: getattr(dataset, f.name) for f in fields(dataset)}
-    return type(dataset), *((key, value) for key, value in own.items() if key not in outside)
 
 
 def federate(

@@ -16,6 +16,7 @@ from fedexp.data.augment import Augment
 from fedexp.data.cifar10_jpeg import Cifar10Jpeg
 from fedexp.data.dataset import Arrays, Dataset
 from fedexp.data.digits import Digits
+from fedexp.data.domainnet import DomainNet
 from fedexp.data.federated import Division, Proxy, _resized, balanced, cut_validation, federate
 from fedexp.data.femnist import Femnist
 from fedexp.data.partition import Partitioner
@@ -278,6 +279,8 @@ def test_a_proxy_of_a_copy_is_refused(main: str, other: str, refused: bool) -> N
     (Synthetic(test_samples=1000), Synthetic(), True), (ShapesMasks(), ShapesMasks(samples=9, shape=(3, 8, 8)), True),
     (Femnist(), Femnist(num_classes=10), True), (Synthetic(), Synthetic(num_classes=5), False),
     (Synthetic(), Synthetic(seed=1, samples=9), False), (ShapesMasks(), ShapesMasks(seed=1), False),
+    (DomainNet(domains=("real", "sketch")), DomainNet(domains=("clipart", "real")), True),
+    (DomainNet(domains=("real", "sketch")), DomainNet(domains=("clipart", "painting")), False),
 ])  # fmt: skip
 def test_a_proxy_of_the_same_samples_in_another_number_is_refused(
     main: Dataset, other: Dataset, refused: bool
