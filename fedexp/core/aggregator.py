@@ -59,6 +59,15 @@ class Aggregator(ABC):
         """
         return False
 
+    @property
+    def is_plain_mean(self) -> bool:
+        """Whether the direction of a round is the mean of the updates.
+
+        The weights of the mean may differ between clients. The mean is neither of
+        normalised updates, nor is it scaled.
+        """
+        return False
+
     @abstractmethod
     def init(self, env: Env) -> State:
         """Return the state before round 0."""

@@ -48,6 +48,7 @@ class Needs:
             allowed.
         validation: The config must hold out a part of the clients' data for validation.
             An aggregator gets these samples as ``env.validation``.
+        plain_mean: The aggregator's direction must be the mean of the clients' updates.
         update_norms: ``RoundStats.squared_norms`` must be computed.
         same_architecture: All clients and the server must have the same architecture.
             Methods that average or match models need it.
@@ -78,6 +79,7 @@ class Needs:
     proxy_labels: bool = False
     unseen_proxy: bool = False
     validation: bool = False
+    plain_mean: bool = False
     update_norms: bool = False
     same_architecture: bool = False
     lifted_by: str = ""

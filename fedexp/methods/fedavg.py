@@ -52,6 +52,11 @@ class Mean(Averaging):
     grow with the number of clients.
     """
 
+    @property
+    def is_plain_mean(self) -> bool:
+        kind = type(self)
+        return kind.normalizer is Mean.normalizer and kind.factor is Mean.factor
+
     def add(self, merging: Tree | None, update: Tree, p: float, a: float) -> Tree:
         total = trees.zeros_like(update) if merging is None else merging
         torch._foreach_add_(trees.tensors(total), trees.tensors(update), alpha=p / a)

@@ -73,7 +73,8 @@ class FedDynServer(ServerOptimizer):
                     FedDyn,
                     "corrects the drift of clients that are regularised dynamically",
                 ),
-            )
+            ),
+            plain_mean=True,
         )
 
     def init(self, weights: Weights) -> FedDynState:

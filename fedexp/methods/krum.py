@@ -110,7 +110,7 @@ class Krum(Collecting):
         self._check(max(0, int(env.sampling.m) - int((env.sizes == 0).sum())))
         return super().init(env)
 
-    def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
+    def shares(self, updates: Sequence[Tree], p: Sequence[float]) -> Sequence[float]:
         n = len(updates)
         squared = torch.zeros(
             n, n, dtype=torch.float64, device=next(iter(updates[0].values())).device
@@ -125,8 +125,11 @@ class Krum(Collecting):
         # A client is not its own neighbour
         squared.fill_diagonal_(torch.inf)
         scores = squared.sort(1).values[:, : max(1, n - self.attackers(n) - 2)].sum(1)
-        chosen = sorted(scores.argsort(stable=True)[: self.m].tolist())
+        chosen = scores.argsort(stable=True)[: self.m].tolist()
+        return [1 / len(chosen) if client in chosen else 0.0 for client in range(n)]
 
+    def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
+        chosen = [client for client, share in enumerate(p) if share]
         return {
             name: torch.stack([updates[c][name] for c in chosen]).mean(0) for name in updates[0]
         }

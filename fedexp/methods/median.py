@@ -41,6 +41,9 @@ class Median(Collecting):
     number of clients the result is the midpoint of the two middle values.
     """
 
+    def shares(self, updates: Sequence[Tree], p: Sequence[float]) -> Sequence[float]:
+        return [1 / len(p)] * len(p)
+
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
         return {
             name: _middle(torch.stack([update[name] for update in updates])) for name in updates[0]

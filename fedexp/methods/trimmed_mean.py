@@ -75,6 +75,9 @@ class TrimmedMean(Collecting):
                 do="lower aggregator.beta, or raise clients_per_round",
             )
 
+    def shares(self, updates: Sequence[Tree], p: Sequence[float]) -> Sequence[float]:
+        return [1 / len(p)] * len(p)
+
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
         n = len(updates)
         k = min(self.trimmed(n), (n - 1) // 2)

@@ -124,6 +124,18 @@ def check_needs(
                 do="set server_optimizer=sgd, or aggregator=mean",
             )
 
+    if not aggregator.is_plain_mean:
+        for group, plugin in plugins.items():
+            if plugin.needs.plain_mean:
+                raise ConfigError(
+                    f"{names[group]} needs the plain mean of the clients' updates, "
+                    f"and {names['aggregator']} merges them otherwise",
+                    where="aggregator",
+                    expected="mean",
+                    got=type(aggregator).__name__,
+                    do=f"set aggregator=mean, or another {group}",
+                )
+
 
 def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
     if (needs.proxy or needs.proxy_labels) and proxy.source == "none":

@@ -387,9 +387,9 @@ def test_collected_updates_come_normalised_with_weights_that_sum_to_one() -> Non
     seen: list[tuple[list[Tree], list[float]]] = []
 
     class Seeing(Median):
-        def merge(self, updates, p):
+        def shares(self, updates, p):
             seen.append((list(updates), list(p)))
-            return super().merge(updates, p)
+            return super().shares(updates, p)
 
         def normalizer(self, result, env):
             return 2.0 + result.client

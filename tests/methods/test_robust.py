@@ -75,9 +75,50 @@ def test_robust_rules_equal_their_formulas(case: str) -> None:
     expected = plain(np.stack([flat(tree) for tree in trees]))
     p = [(i + 1) / (n * (n + 1) / 2) for i in range(n)]
     for order in list(permutations(range(n)))[:: 7 if n > 4 else 1][:40]:
-        np.testing.assert_allclose(
-            flat(rule.merge([trees[i] for i in order], p)), expected, rtol=1e-12, atol=1e-15
-        )
+        ordered = [trees[i] for i in order]
+        merged = rule.merged(ordered, rule.entering(ordered, p))
+        np.testing.assert_allclose(flat(merged), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_krum_gives_the_clients_that_it_rejects_no_weight() -> None:
+    trees = updates(6)
+    merged = krum(np.stack([flat(tree) for tree in trees]), 1, 2)
+    shares = Krum(f=1, m=2).shares(trees, [1 / 6] * 6)
+    assert sorted(shares) == [0, 0, 0, 0, 0.5, 0.5]
+    weighted = sum(share * flat(tree) for share, tree in zip(shares, trees, strict=True))
+    np.testing.assert_allclose(weighted, merged, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("rule", "steps"), [
+    ("krum", None), ("median", "mean"), ("trimmed_mean", "mean"), ("fedavg", "weighted"),
+])  # fmt: skip
+def test_momentum_is_divided_by_the_steps_of_the_merged_clients(
+    rule: str, steps: str | None
+) -> None:
+    """FedCM's Delta is the merged update per step and per step size.
+
+    The clients take unequal numbers of steps. Krum merges the update of one client.
+    """
+    sizes = (40, 6, 12, 24, 18)
+    overrides = [f"method={rule}", "trainer=fedcm", "rounds=1", "local.batch_size=6"]
+    overrides += ["local.epochs=1", "local.steps=null", "local.lr=0.1", "dtype=float64"]
+    world = make_world(*overrides, data=make_data(sizes), model=SOFTMAX)
+    state = world.aggregator.init(world.env)
+    results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
+    after, _ = world.aggregator.update(state, results, world.env)
+    old = state["weights"].params
+    moved = flat({k: after["weights"].params[k] - old[k] for k in old})
+    tau = np.array([result.num_steps for result in results])
+    assert len(set(tau)) > 2
+    own = [flat({k: result.weights.params[k] - old[k] for k in old}) for result in results]
+    weights = {
+        None: [float(np.allclose(update, moved, rtol=1e-12)) for update in own],
+        "mean": [1 / 5] * 5,
+        "weighted": np.array(sizes) / sum(sizes),
+    }[steps]
+    assert sum(weights) == pytest.approx(1)
+    expected = -moved / (np.dot(weights, tau) * 0.1)
+    np.testing.assert_allclose(flat(after["shared"]["Delta"]), expected, rtol=1e-9, atol=1e-15)
 
 
 @pytest.mark.parametrize("method", ["median", "trimmed_mean", "krum"])

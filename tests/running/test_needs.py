@@ -103,6 +103,14 @@ def test_server_optimizer_without_its_aggregation_rule_is_refused() -> None:
     assert "set another aggregator" in refused("method=local", *SERVER)
 
 
+@pytest.mark.parametrize("rule", ["fednova", "krum", "median", "trimmed_mean", "normalized_mean"])
+def test_feddyn_is_refused_with_an_aggregator_that_is_no_plain_mean(rule: str) -> None:
+    """FedDyn's correction is the sum of the clients' updates, which other rules change."""
+    said = refused("method=feddyn", f"aggregator={rule}", "aggregator.weights=uniform")
+    assert "server optimizer FedDynServer needs the plain mean of the clients' updates" in said
+    assert "set aggregator=mean" in said
+
+
 def test_two_plugins_that_want_different_things_are_refused_by_name() -> None:
     said = refused(
         TRAINER, *SERVER, f"aggregator._target_={HERE}.Asking", "aggregator.weights=uniform"

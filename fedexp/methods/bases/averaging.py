@@ -120,6 +120,17 @@ class Averaging(Aggregator):
             `merging` with the update. `merged` turns the last result into one update.
         """
 
+    def entering(self, merging: Any, p: Sequence[float]) -> Sequence[float]:
+        """Return the weights with which the updates enter the merged update.
+
+        Normalised, they are ``RoundStats.p``.
+
+        Args:
+            merging: The last result of `add`, which ran for at least one client.
+            p: Weights p_i as `add` received them.
+        """
+        return p
+
     @abstractmethod
     def merged(self, merging: Any, p: Sequence[float]) -> Tree:
         """Return the merged update of the cohort.
@@ -128,7 +139,7 @@ class Averaging(Aggregator):
 
         Args:
             merging: The last result of `add`, which ran for at least one client.
-            p: Weights p_i as `add` received them.
+            p: Weights as `entering` returned them.
         """
 
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
@@ -180,7 +191,9 @@ class Averaging(Aggregator):
         if not seen.p:
             return state, {"clients": 0}
 
-        direction, stats = self.merged(merging, seen.p), seen.stats(env, *self._whole(env))
+        entering = self.entering(merging, seen.p)
+        direction = self.merged(merging, entering)
+        stats = seen.stats(env, *self._whole(env), entering)
         if is_users(self):
             check_tree(direction, old.params, "the merged update", self, ("merge", "merged", "add"))
         factor = self.factor(direction, stats, env)
@@ -242,6 +255,22 @@ class Collecting(Averaging):
     Memory grows with the cohort.
     """
 
+    def shares(self, updates: Sequence[Tree], p: Sequence[float]) -> Sequence[float]:
+        """Return the weights with which the updates enter the merged update.
+
+        A rule that does not weigh by p_i overrides this method. Otherwise trainers and
+        server optimizers compute with clients that the rule has rejected.
+
+        Args:
+            updates: The quotients u_i / a_i of updates and normalisers, at least one,
+                in job order.
+            p: Weights p_i, which sum to 1.
+
+        Returns:
+            Weights that sum to 1.
+        """
+        return p
+
     @abstractmethod
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
         """Merge the updates of the cohort into one update.
@@ -249,15 +278,18 @@ class Collecting(Averaging):
         Args:
             updates: The quotients u_i / a_i of updates and normalisers, at least one,
                 in job order.
-            p: Weights p_i, which sum to 1.
+            p: Weights that `shares` returned. They sum to 1.
         """
 
     def add(self, merging: Any, update: Tree, p: float, a: float) -> list[Tree]:
         return [*(merging or []), update if a == 1.0 else trees.scale(update, 1 / a)]
 
-    def merged(self, merging: Any, p: Sequence[float]) -> Tree:
+    def entering(self, merging: Any, p: Sequence[float]) -> Sequence[float]:
         total = sum(p)
-        return self.merge(merging, [each / total for each in p])
+        return self.shares(merging, [each / total for each in p])
+
+    def merged(self, merging: Any, p: Sequence[float]) -> Tree:
+        return self.merge(merging, p)
 
 
 def _floating(tree: Tree) -> Tree:
@@ -337,23 +369,24 @@ class _Seen:
             for name, tree in self.payload_sums.items()
         }
 
-    def stats(self, env: Env, N: int, whole: float) -> RoundStats:
+    def stats(self, env: Env, N: int, whole: float, p: Sequence[float]) -> RoundStats:
         """Return the statistics of the round.
 
         Args:
             env: The environment at this step.
             N: Number of clients that may take part.
             whole: Sum of the weights p_i of these N clients, before normalisation.
+            p: Weights of the updates in the merged update, before normalisation.
         """
-        total = sum(self.p)
+        total = sum(p)
         return RoundStats(
             round=env.round,
             N=N,
             m=len(self.p),
-            share=total / whole,
+            share=sum(self.p) / whole,
             lr=env.lr,
             lr_0=env.local_training.lr,
-            p=tuple(p / total for p in self.p),
+            p=tuple(each / total for each in p),
             tau=tuple(self.tau),
             squared_norms=tuple(self.squared_norms),
         )
