@@ -487,13 +487,16 @@ class Config:
             cls, {key: value for key, value in config.values.items() if key not in GROUPS}, ""
         )
 
-    @property
-    def expected_cohort_size(self) -> float:
-        """Return the expected number of clients per round (m)."""
+    def expected_cohort_size(self, clients: int) -> float:
+        """Return the expected number of clients per round (m).
+
+        Args:
+            clients: Number of clients. A split may have dropped some of the config's.
+        """
         per_round = self.clients_per_round
         if per_round == "all":
-            return float(self.clients)
+            return float(clients)
         if isinstance(per_round, float):
-            expected = per_round * self.clients
+            expected = per_round * clients
             return expected if self.sampling == "bernoulli" else float(max(1, round(expected)))
-        return float(per_round)
+        return float(min(per_round, clients))

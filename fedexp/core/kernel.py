@@ -344,7 +344,10 @@ def schedule_of(job: ClientJob, net: Net, n: int) -> Schedule:
             expected="at least 2 samples: BatchNorm has no statistics of one"
             if n
             else "at least 1 sample",
-            do="raise partition.min_size, or set partition.on_small=drop",
+            do="set partition.min_size=2, and partition.on_small=drop or repair if the split "
+            "has smaller clients"
+            if n
+            else "raise partition.min_size, or set partition.on_small=drop",
         )
     return schedule
 

@@ -211,7 +211,9 @@ class PFNM(UnitMatching, FusionAggregator):
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         jobs = super().plan(state, env)
         # Check the orders and the class counts before anything is trained
-        self._orders(env, len(jobs), [0], bool(state["units"]))
+        present = [job for job in jobs if not job.drops_out]
+        if present:
+            self._orders(env, len(present), [0], bool(state["units"]))
         self._shares([job.client for job in jobs], env)
         return jobs
 

@@ -304,7 +304,7 @@ class Experiment:
         A split may drop clients. The run then has fewer clients than stated here.
         """
         config = self.config
-        sampling = Sampling(config.sampling, min(config.expected_cohort_size, config.clients))
+        sampling = Sampling(config.sampling, config.expected_cohort_size(config.clients))
         return Extent(
             config.rounds,
             config.clients,
@@ -396,12 +396,29 @@ class Experiment:
                 dtype=getattr(torch, self.config.dtype),
                 feature_skew=self.feature_skew,
             )
+        self._check_dropped(data.partition.num_clients)
         if self.stored_models is None:
             return data
         if self.config.client_models.data == "partition":
             check_partition(self.stored_models, data, self.division)
             return data
         return place_clients(self.stored_models, data, self.division, self.client_requirements)
+
+    def _check_dropped(self, left: int) -> None:
+        """Refuse dropped clients if the clients have different architectures.
+
+        The clients that are left get new numbers. ``architectures.clients`` would then
+        assign the architectures to other clients.
+        """
+        if left < self.config.clients and len({*self.specs.clients}) > 1:
+            raise ConfigError(
+                "the split drops clients, so the numbers of the clients in "
+                "architectures.clients change",
+                where="partition.on_small=drop",
+                expected=f"a split with all {self.config.clients} clients",
+                got=f"{left} clients",
+                do="set partition.on_small=repair, or lower partition.min_size",
+            )
 
     def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:
         """Return the data that networks are trained on.
@@ -462,7 +479,7 @@ class Experiment:
             local_training=replace(config.local, max_steps=config.limit.steps),
             rounds=config.rounds,
             sampling=Sampling(
-                config.sampling, min(config.expected_cohort_size, data.partition.num_clients)
+                config.sampling, config.expected_cohort_size(data.partition.num_clients)
             ),
             init=config.init,
             device=device,
@@ -676,19 +693,17 @@ def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
 
 
 def _ignored_limits(config: Config, partitioner: Partitioner) -> tuple[str, ...]:
-    """Return the keys of the limits that `_apply_limits` ignores for the partition.
+    """Return the keys of the limits that `_apply_limits` ignores.
 
     A limit of at least as many clients as there are has no effect in any case.
     """
-    if partitioner.scales:
-        return ()
     limit = config.limit
-    clients = limit.clients is not None and limit.clients < config.clients
-    return tuple(
-        key
-        for key, is_set in (("limit.clients", clients), ("limit.train", limit.train is not None))
-        if is_set
-    )
+    few = limit.clients is not None and limit.clients < config.clients
+    ignored = {
+        "limit.clients": few and not (partitioner.scales and config.client_models.path is None),
+        "limit.train": limit.train is not None and not partitioner.scales,
+    }
+    return tuple(key for key, is_ignored in ignored.items() if is_ignored)
 
 
 def load_data(config: ResolvedConfig) -> FederatedData:

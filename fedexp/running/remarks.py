@@ -41,8 +41,11 @@ def remarks(experiment: Experiment) -> Iterator[str]:
 
 
 def limit_remarks(experiment: Experiment) -> Iterator[str]:
-    """Yield one line per limit that the partition ignores."""
+    """Yield one line per limit that is ignored."""
     for key in experiment.ignored_limits:
+        if experiment.partitioner.scales:
+            yield f"{key} is ignored: client_models.path has the models of all clients"
+            continue
         things = "clients" if key == "limit.clients" else "samples"
         yield (
             f"{key} is ignored: partition {experiment.partitioner.name} "

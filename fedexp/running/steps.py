@@ -163,5 +163,7 @@ def _raise_problem(problem: str | None, round: int, experiment: Experiment) -> N
             f"round {round + 1}: {problem}",
             where=f"aggregator {type(experiment.aggregator).__name__}, "
             f"server optimizer {type(experiment.server_optimizer).__name__}",
-            do="lower local.lr, or the server optimizer's step size",
+            do="lower local.lr, the server optimizer's step size, or aggregator.lr"
+            if experiment.aggregator.trains_on_server
+            else "lower local.lr, or the server optimizer's step size",
         )

@@ -57,6 +57,13 @@ def summarise(
     if not evaluated:
         if any(key.startswith("test/") for row in rows for key in row):
             raise _never_measured(name)
+        if any(row.get("skipped_clients") for row in rows):
+            raise FedexpError(
+                "the run delivered no model to evaluate: the results of all clients that took "
+                "part contain NaN or infinity",
+                where="on_nonfinite=skip_client",
+                do="lower local.lr",
+            )
         raise FedexpError(
             "the run delivered no model to evaluate: no client ever took part",
             where="partition, sampling, client_dropout",

@@ -176,6 +176,7 @@ def test_a_generator_that_diverges_ends_the_run_in_words() -> None:
     with pytest.raises(FedexpError, match="training on the server is not finite") as raised:
         trained(world, [0, 1, 2], COUNTS)
     assert "lower aggregator.lr" in str(raised.value)
+    assert str(raised.value.facts["where"]).startswith("round 1, step 2 of ")
 
 
 def test_a_clients_step_is_autograds() -> None:

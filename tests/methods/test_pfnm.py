@@ -752,8 +752,25 @@ def test_orders_that_are_none_are_refused(orders, words: str, tmp_path: Path) ->
 def test_orders_for_another_cohort_are_refused_before_training(tmp_path: Path) -> None:
     np.save(tmp_path / "orders.npy", visits(1, 5, 3))
     world = make_world("method=pfnm", f"aggregator.orders={tmp_path / 'orders.npy'}", model=MLP)
+    state = world.aggregator.init(world.env)
     with pytest.raises(ConfigError, match="another number of models"):
-        world.aggregator.plan(world.aggregator.init(world.env), world.env)
+        world.aggregator.plan(state, world.env)
+
+
+def test_orders_are_for_the_clients_that_do_not_drop_out(tmp_path: Path) -> None:
+    file = tmp_path / "orders.npy"
+    np.save(file, visits(1, 5, 4))
+    world = make_world("method=pfnm", f"aggregator.orders={file}", model=MLP)
+    state = world.aggregator.init(world.env)
+    env = replace(world.env, client_dropout=0.4)
+    present = sum(not env.job(client, state["weights"], {}).drops_out for client in range(4))
+    assert 1 < present < 4
+    np.save(file, visits(1, 5, present))
+    assert len(world.aggregator.plan(state, env)) == 4
+    np.save(file, visits(1, 5, 4))
+    with pytest.raises(ConfigError, match="another number of models") as error:
+        world.aggregator.plan(state, env)
+    assert error.value.facts["expected"] == f"{present} in the cohort"
 
 
 class Fixed(nn.Module):

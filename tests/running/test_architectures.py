@@ -21,6 +21,7 @@ from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.running.experiment import Experiment
+from fedexp.running.remarks import remarks
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.identity import config_hash
 from tests.engines.compare import assert_same_results
@@ -178,6 +179,51 @@ def test_what_averages_or_matches_needs_one_architecture(method: str) -> None:
                 ]
             )
         )
+
+
+# Three of ten clients have enough samples.
+DROPPING = [
+    "clients=10",
+    "limit.train=null",
+    "partition=quantity",
+    "partition.alpha=0.3",
+    "partition.min_size=100",
+    "partition.max_draws=1",
+    "partition.on_small=drop",
+]
+
+
+def test_dropped_clients_are_refused_with_several_architectures() -> None:
+    def loaded(names: str) -> None:
+        overrides = ["method=local", f"architectures.clients={names}"]
+        Experiment.of(compose([*QUICK, *DROPPING, *overrides])).load(CPU)
+
+    for names in ("[tiny_mlp,tiny_cnn]", "{tiny_mlp:[0-4],tiny_cnn:[5-9]}"):
+        with pytest.raises(ConfigError, match="the split drops clients") as error:
+            loaded(names)
+        assert error.value.facts["got"] == "3 clients"
+    loaded("[tiny_mlp]")
+
+
+@pytest.mark.parametrize(("sampling", "m"), [("fixed", 2.0), ("bernoulli", 1.5)])
+def test_a_share_of_the_clients_does_not_count_dropped_clients(sampling: str, m: float) -> None:
+    overrides = ["clients_per_round=0.5", f"sampling={sampling}"]
+    experiment = Experiment.of(compose([*QUICK, *DROPPING, *overrides]))
+    assert experiment.extent.sampling.m == 5
+    env = experiment.env(experiment.load(CPU), CPU)
+    assert (len(env.sizes), env.sampling.m) == (3, m)
+    few = Experiment.of(compose([*QUICK, *DROPPING, "clients_per_round=7"]))
+    assert few.env(few.load(CPU), CPU).sampling.m == 3
+
+
+def test_limit_of_clients_that_stored_models_ignore_is_named() -> None:
+    folder = fedexp.run([*QUICK, "method=local"]).folder
+    limited = ["method=ensemble", f"client_models.path={folder}", "limit.clients=2"]
+    experiment = Experiment.of(compose([*QUICK, *limited]))
+    assert experiment.config.clients == 5
+    assert [*remarks(experiment)] == [
+        "limit.clients is ignored: client_models.path has the models of all clients"
+    ]
 
 
 def test_fedsyns_five_networks() -> None:

@@ -145,6 +145,9 @@ def test_run_without_a_model_names_the_keys() -> None:
     with pytest.raises(FedexpError, match="lower client_dropout") as dropped:
         summary([], "client_dropout=0.5")
     assert "lower" not in str(without.value) and "where" in str(dropped.value)
+    with pytest.raises(FedexpError, match="contain NaN or infinity") as skipped:
+        summarise([{"round": 1, "step": 1, "skipped_clients": 4}], Experiment.of(compose([])))
+    assert "lower local.lr" in str(skipped.value)
 
 
 def test_metric_that_a_round_lacks_is_summarised_over_the_other_rounds() -> None:

@@ -279,7 +279,7 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
         step = next((step for step, loss in losses.items() if not loss.isfinite()), max(losses))
         raise FedexpError(
             "the loss of training on the server is not finite",
-            where=f"round {env.round}, step {step + 1} of {total} on the server",
+            where=f"round {env.round + 1}, step {step + 1} of {total} on the server",
             do="lower aggregator.lr"
             if step
             else "lower local.lr, if the clients diverged, or aggregator.lr",
