@@ -9,8 +9,10 @@ from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.storage.yaml_files import read_yaml_mapping
+from fedexp.tables.cells import declared_seeds
 from fedexp.tables.checks import check_table
 from fedexp.tables.plot_styles import read_method_styles, read_plot_styles
+from fedexp.tables.report.report import Variant
 from fedexp.tables.schema import OverrideRule, Table, Untuned, fits, require_known
 from fedexp.tuning.tuned_files import Tuning, load_tuning
 
@@ -64,12 +66,19 @@ def with_equal_tuning(table: Table) -> Table:
     Raises:
         ConfigError: A file has a seed of the table, names rows by something else than
             the table's keys, or does not sweep each column over equally many points,
-            with ``local.lr`` first.
+            with ``local.lr`` first and without an extension.
     """
     rules, columns = [*table.rules], table.columns
     for name in table.equal_tuning:
         tuning = _tuning(table, name)
         require_known(tuning.where, table.keys, f"conf/tuned/{name}.yaml, where")
+        if tuning.extension:
+            raise ConfigError(
+                "an extension gives only those columns more points whose best point is at an edge",
+                where=f"conf/tuned/{name}.yaml, extension",
+                expected="0, because all columns are tuned over equally many points",
+                got=tuning.extension,
+            )
         where = f"conf/tuned/{name}.yaml, sweeps"
         if unswept := [key for key in columns if key not in tuning.sweeps]:
             raise ConfigError(
@@ -102,8 +111,14 @@ def _tuning(table: Table, name: str) -> Tuning:
     """Load a tuning file of a table, and check its columns and seeds."""
     tuning = load_tuning(name)
     require_known(tuning.sweeps, table.columns, f"conf/tuned/{name}.yaml, sweeps")
-    reduced = () if table.reduced is None else table.reduced.seeds or ()
-    if shared := sorted({*tuning.seeds} & {*table.seeds, *reduced}):
+    variants: tuple[Variant, ...] = ("full", "reduced")
+    own = {
+        seed
+        for variant in variants
+        for column in table.methods
+        for seed in declared_seeds(table, variant, column)
+    }
+    if shared := sorted({*tuning.seeds} & own):
         raise ConfigError(
             "coefficients must not be chosen with the seeds of the table",
             where=f"conf/tuned/{name}.yaml, seeds",

@@ -26,6 +26,7 @@ from fedexp.tuning.space import Choice
 from fedexp.tuning.study import Launch, is_stored, read_run
 from fedexp.tuning.summary import edge_warnings
 from fedexp.tuning.tuned_files import (
+    Sweep,
     Swept,
     Tuning,
     add_results,
@@ -275,7 +276,9 @@ def _sweep_method(plan: TuningPlan, method: str, measure: _Measure) -> tuple[Swe
     for sweep in plan.tuning.sweeps[method]:
         points = [*sweep.points]
         if sweep.relative:
-            points = [_rounded(setting[sweep.over] * factor) for factor in sweep.points]
+            first = plan.tuning.sweeps[method][0]
+            products = (_product(first, setting[sweep.over], one) for one in sweep.points)
+            points = [*dict.fromkeys(products)]
         tried: list[int | float] = []
         values: list[float | None] = []
         commits: set[str] = set()
@@ -339,6 +342,16 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def _product(first: Sweep, best: int | float, factor: int | float) -> int | float:
+    """Return a point of a relative sweep, a factor times the best point.
+
+    The point is a whole number if the points of the method's first sweep are.
+    """
+    if all(isinstance(point, int) for point in first.points):
+        return max(1, round(best * factor))
+    return _rounded(best * factor)
+
+
 def _is_valid(plan: TuningPlan, method: str, setting: Mapping[str, int | float]) -> bool:
     """Return whether a run can have a value that a sweep is extended by."""
     try:
@@ -363,14 +376,20 @@ def _check(plan: TuningPlan) -> None:
 
     The experiment of every run is built. If a run has no stored result, its data split
     is also sampled. The values that earlier sweeps will choose are not known, so each
-    sweep is checked without them.
+    sweep is checked without them. A factor of a relative sweep is checked with the
+    first point of the first sweep that allows it.
     """
-    points = [
-        _point_runs(plan, method, {sweep.over: point})
-        for method in plan.methods
-        for sweep in plan.tuning.sweeps[method]
-        for point in sweep.points
-    ]
+    points = []
+    for method in plan.methods:
+        first = plan.tuning.sweeps[method][0]
+        for sweep in plan.tuning.sweeps[method]:
+            for point in sweep.points:
+                value = point
+                if sweep.relative:
+                    products = [_product(first, best, point) for best in first.points]
+                    valid = (one for one in products if _is_valid(plan, method, {sweep.over: one}))
+                    value = next(valid, products[0])
+                points.append(_point_runs(plan, method, {sweep.over: value}))
 
     # This import loads torch, which takes seconds. It comes after the first checks, so
     # a mistyped key is reported at once.

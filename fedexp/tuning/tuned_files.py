@@ -40,7 +40,8 @@ class Sweep:
         over: The key.
         points: The values.
         relative: Whether each point is multiplied by the best value so far. Only a
-            later sweep over the key of the method's first sweep can be relative.
+            later sweep over the key of the method's first sweep can be relative. The
+            products are rounded to whole numbers if the first sweep's points are whole.
     """
 
     over: str
@@ -139,11 +140,15 @@ class Tuning:
 
     def _fits(self, results: Sequence[Swept], sweeps: Sequence[Sweep]) -> bool:
         """Return whether the results are those of the sweeps."""
-        return len(results) == len(sweeps) and all(
-            swept.over == sweep.over
-            and 0 <= len(swept.points) - len(sweep.points) <= self.extension
-            and (sweep.relative or swept.points[: len(sweep.points)] == sweep.points)
-            for swept, sweep in zip(results, sweeps, strict=True)
+        return (
+            len(results) == len(sweeps)
+            and all(
+                swept.over == sweep.over
+                and len(swept.points) <= len(sweep.points) + self.extension
+                # Products of a relative sweep may be equal, once they are rounded
+                and (sweep.relative or swept.points[: len(sweep.points)] == sweep.points)
+                for swept, sweep in zip(results, sweeps, strict=True)
+            )
         )
 
     def setting(self, method: str) -> tuple[str, ...] | None:

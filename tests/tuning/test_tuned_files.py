@@ -501,6 +501,28 @@ def test_a_sweep_of_whole_numbers_is_extended_by_whole_numbers(
         assert load_tuning("mine").results["local"][1].points == tried
 
 
+def test_products_of_whole_numbers_are_whole(mine: Path, runs: list[dict[str, Any]]) -> None:
+    """The first point of the first sweep is best, because the formula knows no epochs."""
+    first = {"over": "local.epochs", "points": [4, 8]}
+    finer = {"over": "local.epochs", "points": [0.1, 0.2, 0.6, 1.5], "relative": True}
+    mine.write_text(sweeps_of(first, finer, overrides=[*TUNING["overrides"], "local.lr=0.1"]))
+    assert run_command(["mine"]) == 0
+    assert load_tuning("mine").results["local"][1].points == (1, 2, 6)
+    assert [config["local"]["epochs"] for config in runs] == [4, 8, 1, 2, 6]
+
+
+def test_a_factor_is_checked_with_the_points_that_it_multiplies(
+    mine: Path, runs: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The momentum must be below 1. The factor 2 fits to 0.1, and the factor 20 to no point."""
+    first = {"over": "local.momentum", "points": [0.6, 0.1]}
+    for factor, code in ((2, 0), (20, 2)):
+        finer = {"over": "local.momentum", "points": [0.5, factor], "relative": True}
+        mine.write_text(sweeps_of(first, finer, overrides=[*TUNING["overrides"], "local.lr=0.1"]))
+        assert run_command(["mine"]) == code
+    assert "momentum must be in [0, 1), got 12" in capfd.readouterr().err
+
+
 def test_values_that_a_run_cannot_have_extend_no_sweep(
     mine: Path, runs: list[dict[str, Any]]
 ) -> None:
@@ -539,6 +561,13 @@ def test_a_seed_of_the_table_is_refused_before_the_first_run(
     mine: Path, runs: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     mine.write_text(yaml.safe_dump(TUNING | {"seeds": load_table("my/tiny").seeds[:1]}))
+    assert run_command(["mine"]) == 2
+    assert "chosen with the seeds of the table" in capfd.readouterr().err and not runs
+    # A column may have seeds of its own.
+    mine.write_text(yaml.safe_dump(TUNING))
+    path = mine.parents[1] / "table/my/tiny.yaml"
+    column = TABLE["methods"][1] | {"seeds": TUNING["seeds"]}
+    path.write_text(yaml.safe_dump(TABLE | {"methods": [TABLE["methods"][0], column]}))
     assert run_command(["mine"]) == 2
     assert "chosen with the seeds of the table" in capfd.readouterr().err and not runs
 
@@ -796,6 +825,7 @@ def test_values_that_were_chosen_do_not_change_the_runs_of_the_tuning(
     ({"sweeps": {**TUNING["sweeps"], "momentum": [{"over": "local.momentum", "points": POINTS}]}},
      "'momentum' is not tuned as the others"),
     ({"seeds": [0, 7]}, "seeds of the table"),
+    ({"extension": 2}, "an extension gives only those columns more points"),
     ({"where": {"stat": "same"}}, "did you mean 'start'"),
 ])  # fmt: skip
 def test_unequal_tuning_of_a_leaderboard_is_refused(
