@@ -74,6 +74,7 @@ NEEDS = {
     "proxy_labels": "labels of the server's data: `proxy.labelled`",
     "unseen_proxy": "in one round, server data that are not test data: `proxy.source`",
     "validation": "validation samples: `partition.val_fraction` or `eval.held_out`",
+    "plain_mean": "an aggregator that computes the mean of the clients' updates",
     "update_norms": "the lengths of the clients' updates, which averaging measures",
     "same_architecture": "one network for the server and all clients",
     "same_clients": "one network for all clients",
