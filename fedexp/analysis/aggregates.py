@@ -11,8 +11,9 @@ References:
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import friedmanchisquare, rankdata, studentized_range, t, trim_mean
@@ -35,13 +36,14 @@ class Estimate:
     Args:
         value: The number.
         low: Lower end of the interval. None if a row has only one run, which says
-            nothing about the variation between seeds.
+            nothing about the variation between seeds. None also if two rows have some,
+            but not all, seeds in common.
         high: Upper end of the interval, or None.
     """
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,9 @@ def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregate
     Returns:
         The aggregates. All intervals describe the variation between seeds, not between
         other rows. The interval of the mean is that of Student's t distribution, see
-        `_mean_over_rows`. The others are those of a stratified bootstrap, which draws
-        the runs of each row separately and keeps the rows. With few seeds, they
-        contain the true value in less than 95 % of the cases.
+        `_mean_over_rows`. The others are those of a stratified bootstrap, which keeps
+        the rows and draws the same seeds for all rows that have the same seeds. With
+        few seeds, they contain the true value in less than 95 % of the cases.
     """
     keys = [*scores]
     values = {key: [np.array([*row.values()]) for row in scores[key]] for key in keys}
@@ -137,24 +139,20 @@ def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregate
     numbers = np.random.default_rng(_SEED)
     columns = []
     for key, rank, group in zip(keys, ranks, groups, strict=True):
-        drawn = [_resampled(row, numbers) for row in values[key]]
-        pooled = np.concatenate(drawn, axis=1)
-        by_row = np.stack([row.mean(axis=1) for row in drawn], axis=1)
+        drawn = _resampled(scores[key], numbers)
         own = np.array([row.mean() for row in values[key]])
-        columns.append(
-            ColumnAggregate(
-                key,
-                _mean_over_rows(values[key]),
-                _estimate(np.median(own), np.median(by_row, axis=1), values[key]),
-                _estimate(iqm(np.concatenate(values[key])), iqm(pooled), values[key]),
-                float(rank),
-                _win_rate(key, scores, higher_is_better),
-                group,
-            )
-        )
+        pooled = np.concatenate(values[key])
+        median, middle = Estimate(float(np.median(own))), Estimate(float(iqm(pooled)))
+        if drawn is not None:
+            by_row = np.stack([row.mean(axis=1) for row in drawn], axis=1)
+            median = _with_interval(median, np.median(by_row, axis=1))
+            middle = _with_interval(middle, iqm(np.concatenate(drawn, axis=1)))
+        mean = _mean_over_rows(scores[key])
+        wins = _win_rate(key, scores, higher_is_better)
+        columns.append(ColumnAggregate(key, mean, median, middle, float(rank), wins, group))
 
     improvements = [
-        Improvement(a, b, _improvement(values[a], values[b], higher_is_better, numbers))
+        Improvement(a, b, _improvement(scores[a], scores[b], higher_is_better, numbers))
         for number, a in enumerate(keys)
         for b in keys[number + 1 :]
     ]
@@ -172,24 +170,59 @@ def _rounded(means: np.ndarray) -> np.ndarray:
     return means if step == 0 else np.round(means / step) * step
 
 
-def _mean_over_rows(rows: Sequence[np.ndarray]) -> Estimate:
+def means_by_seed(rows: Scores) -> dict[Seeds, float]:
+    """Return for each seed that all rows have the mean over the rows."""
+    return {
+        seeds: statistics.fmean(row[seeds] for row in rows)
+        for seeds in rows[0]
+        if all(seeds in row for row in rows)
+    }
+
+
+def _mean_over_rows(rows: Scores) -> Estimate:
     """Return the mean over rows of the means over runs.
 
-    The runs are independent, also those of different rows. The variance of the mean is
-    the sum of the rows' variances ``s^2 / n``, divided by the squared number of rows.
-    The degrees of freedom of Student's t distribution are those of Welch and
+    Runs of different rows are not independent if they have the same seed, because one
+    seed usually gives the same split of the data. Rows with the same seeds are
+    therefore averaged for each seed. The variance of their mean is ``s^2 / n``, where s
+    is the standard deviation of these n averages.
+
+    If all rows have the same seeds, the interval is that of Student's t distribution
+    with ``n - 1`` degrees of freedom. Rows without common seeds are independent. Their
+    variances are then added, and the degrees of freedom are those of Welch and
     Satterthwaite.
     """
-    value = float(np.mean([row.mean() for row in rows]))
-    if min(map(len, rows)) < 2:
-        return Estimate(value, None, None)
-    variances = np.array([row.var(ddof=1) / len(row) for row in rows])
+    value = float(np.mean([np.mean([*row.values()]) for row in rows]))
+    groups = _groups_by_seeds(rows)
+    if groups is None:
+        return Estimate(value)
+
+    shares = np.array([len(group) / len(rows) for group in groups])
+    means = [
+        np.array([*means_by_seed([rows[number] for number in group]).values()]) for group in groups
+    ]
+    variances = shares**2 * np.array([own.var(ddof=1) / len(own) for own in means])
     total = variances.sum()
     if total == 0:
         return Estimate(value, value, value)
-    freedom = total**2 / sum(v**2 / (len(row) - 1) for v, row in zip(variances, rows, strict=True))
-    half = float(t.ppf(1 - LEVEL / 2, freedom) * math.sqrt(total) / len(rows))
+    freedom = total**2 / sum(v**2 / (len(own) - 1) for v, own in zip(variances, means, strict=True))
+    half = float(t.ppf(1 - LEVEL / 2, freedom) * math.sqrt(total))
     return Estimate(value, value - half, value + half)
+
+
+def _groups_by_seeds(rows: Scores) -> list[list[int]] | None:
+    """Group the numbers of the rows that have the same seeds.
+
+    Rows of different groups have no common seed.
+
+    Returns:
+        The groups. None if the rows allow no interval, see `Estimate`.
+    """
+    groups: dict[frozenset[Seeds], list[int]] = {}
+    for number, row in enumerate(rows):
+        groups.setdefault(frozenset(row), []).append(number)
+    overlap = sum(map(len, groups)) > len(frozenset().union(*groups))
+    return None if overlap or min(map(len, groups)) < 2 else [*groups.values()]
 
 
 def iqm(values: np.ndarray) -> np.ndarray:
@@ -251,10 +284,7 @@ def _wins(difference: float, higher_is_better: bool) -> float:
 
 
 def _improvement(
-    a: Sequence[np.ndarray],
-    b: Sequence[np.ndarray],
-    higher_is_better: bool,
-    numbers: np.random.Generator,
+    a: Scores, b: Scores, higher_is_better: bool, numbers: np.random.Generator
 ) -> Estimate:
     sign = 1 if higher_is_better else -1
 
@@ -262,22 +292,38 @@ def _improvement(
         difference = sign * (right[..., :, None] - left[..., None, :])
         return np.asarray(((np.sign(difference) + 1) / 2).mean(axis=(-2, -1)))
 
-    own = np.mean([share(left, right) for left, right in zip(a, b, strict=True)])
-    drawn = [
-        share(_resampled(left, numbers), _resampled(right, numbers))
-        for left, right in zip(a, b, strict=True)
-    ]
-    return _estimate(own, np.mean(drawn, axis=0), [*a, *b])
+    own = [[np.array([*row.values()]) for row in rows] for rows in (a, b)]
+    found = Estimate(float(np.mean([*map(share, *own)])))
+
+    # Each column draws its own seeds. With common draws, a sample would contain too
+    # many pairs of runs with the same seed.
+    left, right = _resampled(a, numbers), _resampled(b, numbers)
+    if left is None or right is None:
+        return found
+    return _with_interval(found, np.mean([*map(share, left, right)], axis=0))
 
 
-def _resampled(values: np.ndarray, numbers: np.random.Generator) -> np.ndarray:
-    """Return `DRAWS` samples of the values with replacement, of shape (DRAWS, n)."""
-    return values[numbers.integers(len(values), size=(DRAWS, len(values)))]
+def _resampled(rows: Scores, numbers: np.random.Generator) -> list[np.ndarray] | None:
+    """Return for each row `DRAWS` samples of its runs, drawn with replacement.
+
+    A sample has the same seeds in all rows that have the same seeds.
+
+    Returns:
+        For each row, values of shape (DRAWS, n). None if the rows allow no interval.
+    """
+    groups = _groups_by_seeds(rows)
+    if groups is None:
+        return None
+    drawn: dict[int, np.ndarray] = {}
+    for group in groups:
+        seeds = [*rows[group[0]]]
+        places = numbers.integers(len(seeds), size=(DRAWS, len(seeds)))
+        for number in group:
+            drawn[number] = np.array([rows[number][seed] for seed in seeds])[places]
+    return [drawn[number] for number in range(len(rows))]
 
 
-def _estimate(value: float | np.ndarray, drawn: np.ndarray, rows: Sequence[np.ndarray]) -> Estimate:
-    """Return a number of `rows` with its interval by the bootstrap values `drawn`."""
-    if min(map(len, rows)) < 2:
-        return Estimate(float(value), None, None)
+def _with_interval(estimate: Estimate, drawn: np.ndarray) -> Estimate:
+    """Return the estimate with its interval by the bootstrap values `drawn`."""
     low, high = np.quantile(drawn, [LEVEL / 2, 1 - LEVEL / 2])
-    return Estimate(float(value), float(low), float(high))
+    return replace(estimate, low=float(low), high=float(high))

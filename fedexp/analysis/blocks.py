@@ -176,8 +176,8 @@ def _aggregates(found: Aggregates, cols: str) -> Block:
 
     remarks = [
         f"over {found.num_rows} rows. The [95 % intervals] describe other seeds, not other rows. "
-        "Those of the mean are by Student's t, the others by a stratified bootstrap, which is too "
-        "narrow with few seeds"
+        "Those of the mean are by Student's t, the others by a stratified bootstrap over seeds, "
+        "which is too narrow with few seeds"
     ]
     if found.p is not None and found.critical_difference is not None:
         remarks.append(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from fedexp.analysis.aggregates import Aggregates, ColumnAggregate, aggregate
+from fedexp.analysis.aggregates import Aggregates, ColumnAggregate, aggregate, means_by_seed
 from fedexp.analysis.series import mean_interval
 from fedexp.core.errors import ConfigError
 from fedexp.tables.cells import PlannedCell
@@ -195,14 +195,7 @@ def _differences(
     reference: str, scores: Mapping[str, Sequence[Mapping[Seeds, float]]]
 ) -> dict[str, Comparison]:
     """Compare each column with the reference, on means over the rows."""
-    means = {
-        column: {
-            seeds: statistics.fmean(row[seeds] for row in rows)
-            for seeds in rows[0]
-            if all(seeds in row for row in rows)
-        }
-        for column, rows in scores.items()
-    }
+    means = {column: means_by_seed(rows) for column, rows in scores.items()}
     if reference not in means:
         return {}
     found = [

@@ -233,7 +233,14 @@ def _aggregates(
     ]
     if len({len(row) for column in scores.values() for row in column}) > 1:
         notes.append("note: cells have different numbers of runs, which all count in the IQM")
-    return aggregate(scores, better == "higher"), notes
+
+    found = aggregate(scores, better == "higher")
+    notes += [
+        f"note: {one.column} has no intervals, because its rows have only some seeds in common"
+        for one in found.columns
+        if one.mean.low is None and min(map(len, scores[one.column])) > 1
+    ]
+    return found, notes
 
 
 def _notes(

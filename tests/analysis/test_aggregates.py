@@ -48,24 +48,68 @@ def test_intervals_describe_seeds_and_not_rows() -> None:
             assert estimate.high == pytest.approx(estimate.value, abs=1e-12)
 
 
-def test_interval_of_the_mean_is_students() -> None:
-    """The bounds for one row are scipy's. Those for two equal variances are the pooled test's."""
+def disjoint(*rows: list[float]) -> Scores:
+    """Return rows without common seeds."""
+    return [
+        {(number, seed): value for seed, value in enumerate(row)} for number, row in enumerate(rows)
+    ]
+
+
+def test_interval_of_the_mean_over_rows_with_common_seeds_is_students() -> None:
+    """The seeds are in another order in the second row."""
+    rows = [[1.0, 2.0, 4.0, 9.0], [3.0, 14.0, 6.0, 11.0]]
+    means = [statistics.mean(pair) for pair in zip(*rows, strict=True)]
+    for column, values in ((scores(rows[0]), rows[0]), (scores(*rows), means)):
+        shuffled = [column[0], *(dict(reversed(row.items())) for row in column[1:])]
+        found = aggregate({"a": shuffled, "b": shuffled}, True).columns[0].mean
+        expected = ttest_1samp(values, 0).confidence_interval(0.95)
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_interval_of_the_mean_over_rows_without_common_seeds_is_welchs() -> None:
+    """The mean of x and y is half of x - (-y). Equal variances give the pooled test."""
     rows = [[1.0, 2.0, 4.0, 9.0], [3.0, 4.0, 6.0, 11.0]]
-    one = aggregate({"a": scores(rows[0]), "b": scores(rows[1])}, True).columns[1].mean
-    expected = ttest_1samp(rows[0], 0).confidence_interval(0.95)
-    assert (one.low, one.high) == pytest.approx((expected.low, expected.high))
-
-    both = aggregate({"a": scores(*rows), "b": scores(*rows)}, True).columns[0].mean
-    # The mean of x and y is half of x - (-y)
-    expected = ttest_ind(rows[0], [-y for y in rows[1]]).confidence_interval(0.95)
-    assert (both.low, both.high) == pytest.approx((expected.low / 2, expected.high / 2))
+    other = [[1.0, 2.0, 4.0], [3.0, 40.0, 6.0, 110.0, 7.0]]
+    for (x, y), equal in ((rows, True), (other, False)):
+        found = aggregate({name: disjoint(x, y) for name in "ab"}, True).columns[0].mean
+        test = ttest_ind(x, [-value for value in y], equal_var=equal)
+        expected = test.confidence_interval(0.95)
+        assert (found.low, found.high) == pytest.approx((expected.low / 2, expected.high / 2))
 
 
-def test_degrees_of_freedom_are_welchs() -> None:
-    rows = [[1.0, 2.0, 4.0], [3.0, 40.0, 6.0, 110.0, 7.0]]
-    found = aggregate({"a": scores(*rows), "b": scores(*rows)}, True).columns[0].mean
-    expected = ttest_ind(rows[0], [-y for y in rows[1]], equal_var=False).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((expected.low / 2, expected.high / 2))
+def test_interval_of_the_mean_over_groups_of_rows_with_common_seeds_is_welchs() -> None:
+    """Two rows have the same seeds, and the third has others. The weights are 2 and 1."""
+    x, y, z = [1.0, 2.0, 4.0], [3.0, 7.0, 5.0], [2.0, 8.0, 9.0, 4.0]
+    rows = [*scores(x, y), {(9, seed): value for seed, value in enumerate(z)}]
+    found = aggregate({"a": rows, "b": rows}, True).columns[0].mean
+    pairs = [sum(pair) / 3 for pair in zip(x, y, strict=True)]
+    test = ttest_ind(pairs, [-value / 3 for value in z], equal_var=False)
+    expected = test.confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_intervals_over_equal_rows_are_those_of_one_row() -> None:
+    """Six rows with the same numbers say no more about the seeds than one row."""
+    a, b = [0.1, 0.2, 0.6, 0.4, 0.9], [0.3, 0.5, 0.2, 0.8, 0.7]
+    one = aggregate({"a": scores(a), "b": scores(b)}, True)
+    six = aggregate({"a": scores(*[a] * 6), "b": scores(*[b] * 6)}, True)
+
+    for few, many in zip(one.columns, six.columns, strict=True):
+        for name in ("mean", "median"):
+            left, right = getattr(few, name), getattr(many, name)
+            assert (left.low, left.high) == pytest.approx((right.low, right.high))
+    left, right = one.improvements[0].probability, six.improvements[0].probability
+    assert (left.low, left.high) == pytest.approx((right.low, right.high), abs=0.05)
+
+
+def test_rows_with_some_common_seeds_give_no_interval() -> None:
+    some = [{(0,): 0.1, (1,): 0.2, (2,): 0.4}, {(1,): 0.3, (2,): 0.2, (3,): 0.6}]
+    found = aggregate({"a": some, "b": scores([0.1, 0.2, 0.3], [0.3, 0.4, 0.2])}, True)
+    columns = {column.column: column for column in found.columns}
+    for estimate in (columns["a"].mean, columns["a"].median, columns["a"].iqm):
+        assert (estimate.low, estimate.high) == (None, None)
+    assert columns["b"].mean.low is not None
+    assert found.improvements[0].probability.low is None
 
 
 def test_interval_of_the_iqm_is_that_of_the_normal_distribution() -> None:
@@ -120,7 +164,7 @@ def test_pairs_of_the_win_rate_have_common_seeds() -> None:
 
 @pytest.mark.parametrize("higher", [True, False])
 def test_probability_of_improvement_is_mann_whitneys_statistic(higher: bool) -> None:
-    a, b = ([1.0, 3, 5], [2.0, 2, 4]), ([2.0, 3, 8, 9], [1.0, 2])
+    a, b = ([1.0, 3, 5], [2.0, 2, 4]), ([2.0, 3, 8, 9], [1.0, 2, 3, 2])
     (found,) = aggregate({"a": scores(*a), "b": scores(*b)}, higher).improvements
     shares = [
         mannwhitneyu(right, left).statistic / (len(left) * len(right))

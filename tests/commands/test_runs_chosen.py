@@ -226,6 +226,13 @@ def test_aggregates_use_the_rows_in_which_all_columns_have_runs(
     out = capsys.readouterr().out
     assert "over 2 rows" in out and "the aggregates leave out 0.5" in out
     assert "cells have different numbers of runs" in out and "higher is better" in out
+    for method in ("fedavg", "fedprox"):
+        assert f"{method} has no intervals, because its rows have only some seeds in common" in out
+
+    chosen.append("seed<2")
+    assert run_command(["table", *chosen, "--root", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert "has no intervals" not in out
     rows = [line.split() for line in out.splitlines()]
     # The rank is after three numbers with intervals
     ranks = {row[0]: row[10] for row in rows if len(row) > 10 and row[0].startswith("fed")}
