@@ -10,6 +10,7 @@ References:
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -125,7 +126,7 @@ def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregate
     keys = [*scores]
     values = {key: [np.array([*row.values()]) for row in scores[key]] for key in keys}
     means = np.array([[row.mean() for row in values[key]] for key in keys])  # (columns, rows)
-    means = _rounded(means)
+    means = _tied(means)
     sign = -1 if higher_is_better else 1
     ranks = rankdata(sign * means, axis=0).mean(axis=1)
 
@@ -160,14 +161,20 @@ def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregate
     return Aggregates(tuple(columns), tuple(improvements), means.shape[1], p, difference)
 
 
-def _rounded(means: np.ndarray) -> np.ndarray:
-    """Return means without differences that come only from rounding.
+def _tied(means: np.ndarray) -> np.ndarray:
+    """Return means of shape (columns, rows) in which equal means of a row tie.
 
     Means of the same numbers in another order differ in their last digits. Without this
-    function, they would have different ranks.
+    function, they would have different ranks. The tolerance is relative to the compared
+    means, so a huge mean does not make the others equal.
     """
-    step = ROUNDING * float(np.abs(means).max())
-    return means if step == 0 else np.round(means / step) * step
+    tied = means.copy()
+    for row in tied.T:
+        order = np.argsort(row)
+        for before, after in itertools.pairwise(order):
+            if math.isclose(row[before], row[after], rel_tol=ROUNDING):
+                row[after] = row[before]
+    return tied
 
 
 def means_by_seed(rows: Scores) -> dict[Seeds, float]:

@@ -136,6 +136,22 @@ def test_means_of_the_same_numbers_tie() -> None:
     assert [column.rank for column in aggregate({"a": a, "b": b}, True).columns] == [1.5, 1.5]
 
 
+def test_means_next_to_a_huge_mean_do_not_tie() -> None:
+    """The huge mean is that of another row in column c, and of the same row in column d."""
+    found = aggregate(
+        {
+            "a": scores([0.1], [0.1]),
+            "b": scores([0.2], [0.2]),
+            "c": scores([0.3], [1e27]),
+            "d": scores([1e27], [0.3]),
+        },
+        False,
+    )
+    ranks = {column.column: column.rank for column in found.columns}
+    assert ranks == {"a": 1, "b": 2, "c": 3.5, "d": 3.5}
+    assert found.p is not None and found.p < 1
+
+
 @pytest.mark.parametrize("higher", [True, False])
 def test_ranks_and_wins_follow_the_direction(higher: bool) -> None:
     found = aggregate(
