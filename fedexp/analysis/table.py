@@ -17,6 +17,7 @@ from fedexp.analysis.groups import (
     listed,
     made_by_different_code,
     newest_by_config,
+    seed_text,
     seeds_of,
     shown_value,
     sort_key,
@@ -114,6 +115,7 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
     ]
     judged = adjusted([comparison for _, comparison in pairs])
     notes = _notes(done, latest, members, spec)
+    notes += _unfinished(select(runs, conditions), done, spec)
     aggregates = better = None
     if spec.aggregate:
         better = spec.better or _direction(latest, spec.value)
@@ -270,3 +272,26 @@ def _notes(
     if differing:
         notes.append(f"note: cells differ also in {listed(differing)}")
     return notes
+
+
+def _unfinished(runs: Sequence[StoredRun], done: Sequence[StoredRun], spec: TableSpec) -> list[str]:
+    """Return a note that names the runs without a result, empty if there are none.
+
+    Runs that ``reuse=false`` moved aside are not named. A run is also not named if
+    there is a finished run of the same config.
+    """
+    configs = {run.path.parent.name for run in done}
+    missing = [
+        run
+        for run in newest_by_config(run for run in runs if run.config and not run.is_aside)
+        if run.path.parent.name not in configs
+    ]
+    if not missing:
+        return []
+
+    names = []
+    for run in missing:
+        keys = " ".join(f"{key}={shown_value(run, key)}" for key in (*spec.rows, spec.cols))
+        names.append(f"{keys} seed {seed_text(seeds_of(run))} ({run.status})")
+    left_out = "run is" if len(missing) == 1 else "runs are"
+    return [f"note: {len(missing)} unfinished {left_out} left out: {listed(names)}"]

@@ -147,6 +147,30 @@ def test_only_different_code_within_a_group_is_noted(root: Path) -> None:
     )
 
 
+def test_table_names_runs_without_a_result(root: Path) -> None:
+    spec = TableSpec(rows=("partition.alpha",), cols="method")
+    conditions = ["method=fedavg,moon"]
+    values = [0.1, 0.4]
+    write_run(root, "scaffold", 3, values, partition__alpha=1.0, status="failed")
+    done = {"partition__alpha": 0.1, "code": "0000bbbb"}
+    write_run(root, "fedavg", 0, values, **done, status="failed")
+    assert not any("unfinished" in note for note in notes_of(root, spec, conditions))
+
+    write_run(root, "moon", 3, values, partition__alpha=1.0, status="failed")
+    (note,) = [note for note in notes_of(root, spec, conditions) if "unfinished" in note]
+    moon = "partition.alpha=1 method=moon seed 3 (failed)"
+    assert note == f"note: 1 unfinished run is left out: {moon}"
+
+    write_run(root, "moon", 4, values, partition__alpha=1.0, status="interrupted")
+    (note,) = [note for note in notes_of(root, spec, conditions) if "unfinished" in note]
+    assert note.startswith("note: 2 unfinished runs are left out: ") and moon in note
+    assert "seed 4 (interrupted)" in note
+
+
+def notes_of(root: Path, spec: TableSpec, conditions: list[str]) -> tuple[str, ...]:
+    return runs_table(find_runs(root), spec, conditions).notes
+
+
 @pytest.mark.parametrize("spec", [{"by": ("method", "seed")}, {"x": "seed", "y": "headline"}])
 def test_seeds_of_other_series_are_not_missing(root: Path, spec: dict[str, Any]) -> None:
     assert data(root, cols=("partition.alpha",), **spec).notes == []
