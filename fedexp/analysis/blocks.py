@@ -10,6 +10,7 @@ from typing import Any
 from fedexp.analysis.aggregates import Aggregates, Estimate
 from fedexp.analysis.groups import seed_text
 from fedexp.analysis.table import RunsTable, mean_text
+from fedexp.core.metrics import deviation
 from fedexp.tables.report.csv import csv_text, inert
 from fedexp.tables.report.latex import escape
 from fedexp.tracking.outlet import visible
@@ -110,7 +111,7 @@ def _means(table: RunsTable) -> Block:
             **dict(zip(spec.rows, place, strict=True)),
             spec.cols: column,
             "mean": statistics.fmean(values),
-            "sd": statistics.stdev(values) if len(values) > 1 else None,
+            "sd": deviation(values, is_sample=True) if len(values) > 1 else None,
             "runs": len(values),
             "seeds": ", ".join(map(seed_text, table.cells[place, column])),
         }

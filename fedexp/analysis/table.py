@@ -23,6 +23,7 @@ from fedexp.analysis.groups import (
     sort_key,
 )
 from fedexp.core.errors import ConfigError
+from fedexp.core.metrics import deviation
 from fedexp.storage.selection import check_keys, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
@@ -137,10 +138,13 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
 
 
 def mean_text(values: Sequence[float]) -> str:
-    """Return ``mean ± deviation (n)``. A single run has no deviation."""
+    """Return ``mean ± deviation (n)``. A single run has no deviation.
+
+    The deviation is NaN if one of the values is not finite.
+    """
     if not values:
         return "-"
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    spread = f" ± {deviation(values, is_sample=True):.4f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.4f}{spread} ({len(values)})"
 
 

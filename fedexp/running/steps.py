@@ -78,8 +78,8 @@ def steps(
     Raises:
         ConfigError: The headline, or the metric that stops the run, belongs to a class
             without samples.
-        FedexpError: The server's update has NaN or infinity, a metric is NaN, or a
-            plug-in drew from a global generator.
+        FedexpError: The server's update has NaN or infinity, a metric is NaN or
+            infinite, or a plug-in drew from a global generator.
     """
     config, aggregator = experiment.config, experiment.aggregator
     evaluator = Evaluator(experiment.task, config.eval.batch_size)
@@ -128,10 +128,17 @@ def steps(
                         row |= evaluator(outcome, data.val, "val")
                     row |= breakdown(outcome)
 
-        # Metrics can be NaN although the weights are finite, because values in the
-        # network may overflow.
-        nan_metrics = [name for name, value in row.items() if math.isnan(value)]
-        _raise_problem(f"{nan_metrics[0]} is NaN" if nan_metrics else None, step.round, experiment)
+        # Metrics can be NaN or infinite although the weights are finite, because values
+        # in the network may overflow.
+        problem = next(
+            (
+                f"{name} is {'NaN' if math.isnan(value) else 'infinite'}"
+                for name, value in row.items()
+                if not math.isfinite(value)
+            ),
+            None,
+        )
+        _raise_problem(problem, step.round, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
         seconds["aggregate"] -= traced.seconds
         ends_run = step.ends_run or has_reached_target(experiment, [row])

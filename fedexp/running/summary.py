@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedexp.core.errors import FedexpError
+from fedexp.core.metrics import deviation
 from fedexp.running.experiment import Experiment
 
 
@@ -24,7 +25,8 @@ def summarise(
     rounds if there are fewer. Rounds that lack the metric do not count. The values are
     stored so that a report can pool them over several runs. ``mean_last_10`` and
     ``std_last_10`` are their mean and standard deviation. The standard deviation of n
-    values divides by n, as NumPy's does by default.
+    values divides by n, as NumPy's does by default. It is NaN if one of the values is
+    not finite.
 
     A round may lack a metric. For example, ``val/clients/*`` is absent if no measured
     client has validation samples.
@@ -112,7 +114,7 @@ def summarise(
         "metrics": last,
         "best": best,
         "mean_last_10": means,
-        "std_last_10": {key: statistics.pstdev(values) for key, values in tail.items()},
+        "std_last_10": {key: deviation(values, is_sample=False) for key, values in tail.items()},
         "last_10": tail,
         **{f"oracle/{key}": value for key, value in best.items() if key.startswith("test/")},
         **within,

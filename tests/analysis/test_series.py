@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_1samp
 
+from fedexp.analysis.blocks import blocks
 from fedexp.analysis.groups import listed
 from fedexp.analysis.series import PlotData, PlotSpec, mean_interval, plot_data
 from fedexp.analysis.table import TableSpec, runs_table
@@ -165,6 +166,17 @@ def test_table_names_runs_without_a_result(root: Path) -> None:
     (note,) = [note for note in notes_of(root, spec, conditions) if "unfinished" in note]
     assert note.startswith("note: 2 unfinished runs are left out: ") and moon in note
     assert "seed 4 (interrupted)" in note
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_table_with_a_value_that_is_not_finite_has_no_deviation(root: Path, value: float) -> None:
+    write_run(root, "moon", 0, [0.1, value], partition__alpha=0.1)
+    write_run(root, "moon", 1, [0.1, 0.2], partition__alpha=0.1)
+    spec = TableSpec(rows=("partition.alpha",), cols="method")
+    first, *_ = blocks(runs_table(find_runs(root), spec, ["partition.alpha=0.1"]))
+    assert first.rows[0][2] == f"{value:.4f} ± nan (2)"
+    (record,) = [record for record in first.records if record["method"] == "moon"]
+    assert math.isnan(record["sd"])
 
 
 def notes_of(root: Path, spec: TableSpec, conditions: list[str]) -> tuple[str, ...]:

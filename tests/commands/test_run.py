@@ -589,9 +589,12 @@ def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, c
     # The model has no hidden units. Otherwise, all hidden units might be dead,
     # depending on the last bits, and the loss would be finite.
     (["server_optimizer.lr=1e38", "model.hidden=[]"], "round 1: test/global/loss is NaN"),
+    (["server_optimizer.lr=1e36", "model.hidden=[]"], "round 1: test/global/loss is infinite"),
     (["server_optimizer.lr=3e38", "server_optimizer.beta_1=0"], "round 1: the server's update left NaN or infinity in hidden."),
 ])  # fmt: skip
-def test_nan_from_the_server_is_an_error_not_a_result(server: list[str], said: str, capsys) -> None:
+def test_nan_or_infinity_from_the_server_is_an_error_not_a_result(
+    server: list[str], said: str, capsys
+) -> None:
     assert run_command([*QUICK, "method=fedadam", *server, "local.lr=1"]) == 1
     told = capsys.readouterr().err
     assert said in told and "server optimizer FedAdam" in told

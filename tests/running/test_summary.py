@@ -48,6 +48,12 @@ def test_the_last_ten_can_be_pooled_over_runs() -> None:
     assert summary([0.5])["std_last_10"][ACC] == 0
 
 
+def test_deviation_of_infinite_values_is_nan() -> None:
+    found = summary([0.5, -math.inf, 0.25])
+    assert math.isnan(found["std_last_10"][LOSS])
+    assert (found["mean_last_10"][LOSS], found["best"][LOSS]) == (math.inf, 0.5)
+
+
 def test_of_what_was_traced_within_rounds_the_last_and_the_best() -> None:
     """There is a last and a best value for each series and share.
 
