@@ -23,13 +23,13 @@ from fedexp.analysis.groups import (
     sort_key,
 )
 from fedexp.core.errors import ConfigError
-from fedexp.core.metrics import deviation
+from fedexp.core.metrics import deviation, is_minimised
 from fedexp.storage.selection import check_keys, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 
-# Words in the names of numbers of which lower ones are better.
-_COSTS = ("loss", "seconds", "bytes", "size")
+# Words in the names of costs, of which lower ones are better.
+_COSTS = ("seconds", "bytes", "size")
 # A cell of the table: the values of the row keys, and the value of the column key.
 Cell = tuple[tuple[str, ...], str]
 
@@ -195,7 +195,10 @@ def _direction(runs: Sequence[StoredRun], value: str) -> str:
     names = {value}
     if value == "headline":
         names = {str((run.headline or {}).get("metric")) for run in runs}
-    found = {"lower" if any(word in name for word in _COSTS) else "higher" for name in names}
+    found = {
+        "lower" if is_minimised(name) or any(word in name for word in _COSTS) else "higher"
+        for name in names
+    }
     if len(found) > 1:
         raise ConfigError(
             "the runs' headlines are better in different directions",

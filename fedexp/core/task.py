@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +11,11 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedexp.core.data import Noise, Targets
+from fedexp.core.metrics import is_minimised
 from fedexp.core.net import Net
 from fedexp.core.trees import Tree
 
 Metrics = dict[str, float]
-
-# Names of metrics that are minimised, besides names that contain "loss".
-_ERRORS = {"error", "error_rate", "mse", "rmse", "mae", "nll", "perplexity", "ece"}
 
 
 class Batch(NamedTuple):
@@ -119,12 +116,12 @@ class Task(ABC):
         """Return whether metric `name`, which may have prefixes, is to be maximised.
 
         By default, metrics are minimised if their name contains ``loss``, or if it is
-        the name of an error, such as ``mse``. Prefixes (``test/global/``) and the
-        endings ``_mean`` and ``_std`` do not count. A task with another metric that is
-        minimised overrides this method.
+        the name of an error, such as ``mse``. Prefixes (``test/global/``) and endings
+        such as ``_mean`` and ``_worst_10`` do not count, see
+        `fedexp.core.metrics.is_minimised`. A task with another metric that is minimised
+        overrides this method.
         """
-        own = re.sub("_(mean|std)$", "", name.rpartition("/")[2].lower())
-        return "loss" not in name and own not in _ERRORS
+        return not is_minimised(name)
 
     def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the model's output for one sample of a data set.

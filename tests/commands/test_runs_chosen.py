@@ -23,6 +23,7 @@ from fedexp.storage.files import write_json, write_text
 from fedexp.storage.selection import text_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, adjusted, compare
+from fedexp.tasks.classification import Classification
 from fedexp.tracking.logger import Logger
 from tests.commands.test_runs import make
 from tests.data.idx import write_mnist
@@ -245,6 +246,22 @@ def test_aggregates_use_the_rows_in_which_all_columns_have_runs(
     rows = [line.split() for line in out.splitlines()]
     found = {row[0]: row[10] for row in rows if len(row) > 10 and row[0].startswith("fed")}
     assert found == ranks
+
+
+@pytest.mark.parametrize("metric", ["mse", "nll_worst_10", "error_of_class_12", "ece_std"])
+def test_lower_errors_are_better(
+    metric: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"test/clients/{metric}"
+    for method, number in {"moon": 2.0, "fedavgm": 1.0}.items():
+        for alpha in (0.1, 0.9):
+            path = store(root, method, 0, number, alpha=alpha) / "result.json"
+            result = json.loads(path.read_text())
+            write_json(path, result | {"metrics": {name: number}})
+    asked = ["rows=partition.alpha", "cols=method", f"value={name}", "--aggregate"]
+    assert run_command(["table", *asked, "--root", str(root), "method=moon,fedavgm"]) == 0
+    assert "lower is better" in capsys.readouterr().out
+    assert not Classification().higher_is_better(name)
 
 
 @pytest.mark.parametrize("value", ["headline", "seconds"])
