@@ -362,8 +362,15 @@ def _curve(
         else:
             lost.append(at)
     if lost:
-        notes.append(f"{name}: {metric} is not finite from {_unit(x)} {lost[0]}")
+        is_to_the_end = lost == common[-len(lost) :]
+        where = f"from {_unit(x)} {lost[0]}" if is_to_the_end else _listed_places(lost, _unit(x))
+        notes.append(f"{name}: {metric} is not finite {where}")
     return points
+
+
+def _listed_places(places: Sequence[int], unit: str) -> str:
+    plural = "s" if len(places) > 1 else ""
+    return f"in {unit}{plural} {listed(map(str, places))}"
 
 
 def _unit(x: str) -> str:

@@ -196,8 +196,19 @@ def test_curves_end_with_the_shortest_seed_and_skip_what_is_not_finite(tmp_path:
     assert [point.x for point in panel["fedavg",]] == [1, 3]
     assert found.notes == [
         "method=fedavg: drawn to round 3, because a seed ended there",
-        f"method=fedavg: {ACC} is not finite from round 2",
+        f"method=fedavg: {ACC} is not finite in round 2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [((3, 4), "from round 3"), ((4,), "from round 4"), ((1, 3), "in rounds 1, 3")],
+)
+def test_rounds_that_are_not_finite_are_named(
+    tmp_path: Path, lost: tuple[int, ...], words: str
+) -> None:
+    write_run(tmp_path, "fedavg", 0, [math.inf if at in lost else 0.1 for at in (1, 2, 3, 4)])
+    assert data(tmp_path).notes == [f"method=fedavg: {ACC} is not finite {words}"]
 
 
 def test_runs_that_differ_in_more_than_was_asked_are_refused_with_the_keys(root: Path) -> None:
