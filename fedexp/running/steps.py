@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,8 +78,9 @@ def steps(
     Raises:
         ConfigError: The headline, or the metric that stops the run, belongs to a class
             without samples.
-        FedexpError: The server's update has NaN or infinity, a metric is NaN or
-            infinite, or a plug-in drew from a global generator.
+        FedexpError: The server's update has NaN or infinity, a metric is NaN, a metric
+            of the test or validation set is infinite, or a plug-in drew from a global
+            generator.
     """
     config, aggregator = experiment.config, experiment.aggregator
     evaluator = Evaluator(experiment.task, config.eval.batch_size)
@@ -128,17 +129,7 @@ def steps(
                         row |= evaluator(outcome, data.val, "val")
                     row |= breakdown(outcome)
 
-        # Metrics can be NaN or infinite although the weights are finite, because values
-        # in the network may overflow.
-        problem = next(
-            (
-                f"{name} is {'NaN' if math.isnan(value) else 'infinite'}"
-                for name, value in row.items()
-                if not math.isfinite(value)
-            ),
-            None,
-        )
-        _raise_problem(problem, step.round, experiment)
+        _raise_problem(_problem_of(row), step.round, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}
         seconds["aggregate"] -= traced.seconds
         ends_run = step.ends_run or has_reached_target(experiment, [row])
@@ -154,6 +145,21 @@ def steps(
 
         if ends_run:
             return
+
+
+def _problem_of(row: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the metrics of a step, or None.
+
+    Metrics can be NaN or infinite although the weights are finite, because values in
+    the network may overflow. A training loss may be infinite, because a run may recover
+    from it.
+    """
+    for name, value in row.items():
+        if math.isnan(value):
+            return f"{name} is NaN"
+        if math.isinf(value) and name.startswith(("test/", "val/")):
+            return f"{name} is infinite"
+    return None
 
 
 def has_reached_target(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
