@@ -61,10 +61,10 @@ class Aggregator(ABC):
 
     @property
     def is_plain_mean(self) -> bool:
-        """Whether the direction of a round is the mean of the updates.
+        """Whether the server optimizer gets the weighted mean of the updates.
 
-        The weights of the mean may differ between clients. The mean is neither of
-        normalised updates, nor is it scaled.
+        It does not if updates are divided by normalisers, or if the mean is multiplied
+        by a factor.
         """
         return False
 

@@ -85,7 +85,8 @@ class Dataset(ABC):
     # Whether `read` returns class labels or masks in train_y and test_y
     targets: ClassVar[Targets] = "labels"
     # Names of fields that only determine which or how many samples are read. Data sets
-    # of one class that differ only in these fields may have the same samples
+    # of one class that differ only in these fields may have the same samples. A class
+    # that can tell whether they do overrides `may_share`
     selects: ClassVar[frozenset[str]] = frozenset()
     # Whether samples have 8 bits per value (False: floating point)
     pixels: ClassVar[bool] = True

@@ -54,12 +54,12 @@ class Mean(Averaging):
 
     @property
     def is_plain_mean(self) -> bool:
-        kind = type(self)
-        return kind.normalizer is Mean.normalizer and kind.factor is Mean.factor
+        names = ("normalizer", "factor", "add", "entering", "merged", "update")
+        return all(getattr(type(self), name) is getattr(Mean, name) for name in names)
 
     def add(self, merging: Tree | None, update: Tree, p: float, a: float) -> Tree:
         total = trees.zeros_like(update) if merging is None else merging
-        torch._foreach_add_(trees.tensors(total), trees.tensors(update), alpha=p / a)
+        torch._foreach_add_(trees.tensors(total), trees.tensors(update, total), alpha=p / a)
         return total
 
     def merged(self, merging: Tree, p: Sequence[float]) -> Tree:

@@ -694,7 +694,7 @@ def _mean_of(
 
 
 def _add(total: Tree, tree: Tree, alpha: float) -> None:
-    torch._foreach_add_(trees.tensors(total), trees.tensors(tree), alpha=alpha)
+    torch._foreach_add_(trees.tensors(total), trees.tensors(tree, total), alpha=alpha)
 
 
 def _chosen(cache: ClientEntries) -> CacheEntry:

@@ -111,7 +111,7 @@ class Scaffold(Trainer):
         else:
             change = trees.sub(ctx.start, params)
             torch._foreach_mul_(list(change.values()), 1 / (ctx.num_steps * ctx.local_training.lr))
-            torch._foreach_sub_(list(change.values()), list(ctx.shared["c"].values()))
+            torch._foreach_sub_(list(change.values()), trees.tensors(ctx.shared["c"], change))
         return {"dc_i": change}, {"c_i": trees.add(old, change)}
 
     @property

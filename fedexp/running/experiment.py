@@ -405,19 +405,21 @@ class Experiment:
         return place_clients(self.stored_models, data, self.division, self.client_requirements)
 
     def _check_dropped(self, left: int) -> None:
-        """Refuse dropped clients if the clients have different architectures.
+        """Refuse a split with fewer clients if they have different architectures.
 
         The clients that are left get new numbers. ``architectures.clients`` would then
         assign the architectures to other clients.
         """
         if left < self.config.clients and len({*self.specs.clients}) > 1:
             raise ConfigError(
-                "the split drops clients, so the numbers of the clients in "
+                "the split has fewer clients, so the numbers of the clients in "
                 "architectures.clients change",
-                where="partition.on_small=drop",
+                where="partition",
                 expected=f"a split with all {self.config.clients} clients",
                 got=f"{left} clients",
-                do="set partition.on_small=repair, or lower partition.min_size",
+                do="set partition.on_small=repair, or lower partition.min_size"
+                if self.partitioner.on_small == "drop"
+                else f"set clients={left}",
             )
 
     def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:

@@ -129,7 +129,7 @@ def check_needs(
             if plugin.needs.plain_mean:
                 raise ConfigError(
                     f"{names[group]} needs the plain mean of the clients' updates, "
-                    f"and {names['aggregator']} merges them otherwise",
+                    f"and {names['aggregator']} is not known to compute it",
                     where="aggregator",
                     expected="mean",
                     got=type(aggregator).__name__,

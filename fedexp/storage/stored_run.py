@@ -70,8 +70,8 @@ class StoredRun:
         made by an old version that stores no digest of the file.
 
         Raises:
-            StorageError: The file is damaged, or is not the one that a finished run
-                used, or such a file is absent.
+            StorageError: The file is damaged or cannot be read, or is not the one that
+                a finished run used. Or a finished run has no such file.
         """
         import yaml
 
@@ -84,10 +84,16 @@ class StoredRun:
         digest = self.result.get("config_sha256")
         try:
             content = path.read_bytes()
-        except OSError:
+        except OSError as error:
             if digest is None:
                 return {}
-            raise StorageError(f"no {path.name}", where=str(path), do=advice) from None
+            is_absent = isinstance(error, FileNotFoundError)
+            raise StorageError(
+                f"no {path.name}" if is_absent else f"{path.name} cannot be read",
+                where=str(path),
+                got=None if is_absent else error.strerror,
+                do=advice,
+            ) from None
 
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
             raise damaged(path, "it is not the config of the finished run", advice)

@@ -21,7 +21,7 @@ def warning_of_settings(
     table: Table, cells: Sequence[PlannedCell], record: TableRecord
 ) -> Iterable[str]:
     """Yield a warning if recorded runs had other settings than the table has now."""
-    methods: dict[str, list[str]] = {}
+    labels_of: dict[str, list[str]] = {}  # labels of the columns by difference
     runs = set()
     configs = {name: flat(config) for name, config in record.configs.items()}
     for planned in cells:
@@ -31,10 +31,10 @@ def warning_of_settings(
                 continue
             for key, (had, has) in differing(job.overrides, configs.get(run.config, {})).items():
                 runs.add(run.run)
-                labels = methods.setdefault(f"{key} is {had} and not {has}", [])
+                labels = labels_of.setdefault(f"{key} is {had} and not {has}", [])
                 labels.append(table.columns[planned.method].label)
     if runs:
-        shown = [f"{text} ({', '.join(dict.fromkeys(own))})" for text, own in methods.items()]
+        shown = [f"{text} ({', '.join(dict.fromkeys(own))})" for text, own in labels_of.items()]
         yield (
             f"{texts.count(len(runs), 'run')} had other settings than the table has now: "
             f"{texts.shortened(shown, 6, '; ')}"
@@ -44,9 +44,8 @@ def warning_of_settings(
 def differing(overrides: Iterable[str], config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the keys whose value in a recorded run is not that of the overrides.
 
-    Overrides of groups and mappings are not compared, and neither are interpolations.
-    Keys that the record lacks are not compared, because an earlier version may not have
-    had them.
+    Overrides of groups, mappings and interpolations are not compared. Keys that the
+    record lacks are not compared, because an earlier version may not have had them.
 
     Args:
         overrides: Overrides of the run by the present file of the table. The last
@@ -59,7 +58,7 @@ def differing(overrides: Iterable[str], config: Mapping[str, Any]) -> dict[str, 
     last = {key_of(override): override for override in overrides}
     found = {}
     for key, override in last.items():
-        if key not in config:
+        if key not in config or override.startswith("~"):
             continue
         (parsed,) = parse_override(override)
         wanted = parsed.value()

@@ -26,7 +26,6 @@ from fedexp.tuning.space import Choice
 from fedexp.tuning.study import Launch, is_stored, read_run
 from fedexp.tuning.summary import edge_warnings
 from fedexp.tuning.tuned_files import (
-    Sweep,
     Swept,
     Tuning,
     add_results,
@@ -203,9 +202,9 @@ def count_runs(plan: TuningPlan) -> tuple[int, int]:
             has_value = any(value is not None for value in values)
             return values if has_value and all(map(is_stored, here)) else None
 
-        _sweep_method(plan, method, measure)
+        is_measured = _sweep_method(plan, method, measure) is not None
         declared = sum(len(sweep.points) for sweep in plan.tuning.sweeps[method])
-        total += max(len(known), declared * len(plan.tuning.seeds))
+        total += len(known) if is_measured else max(len(known), declared * len(plan.tuning.seeds))
         stored += sum(map(is_stored, known))
     return total, stored
 
@@ -271,14 +270,21 @@ def _sweep_method(plan: TuningPlan, method: str, measure: _Measure) -> tuple[Swe
     """
     setting: dict[str, int | float] = {}
     best: float | None = None
-    left, found = plan.tuning.extension, []
+    left = plan.tuning.extension
+    found: list[Swept] = []
 
     for sweep in plan.tuning.sweeps[method]:
         points = [*sweep.points]
         if sweep.relative:
-            first = plan.tuning.sweeps[method][0]
-            products = (_product(first, setting[sweep.over], one) for one in sweep.points)
-            points = [*dict.fromkeys(products)]
+            # Products may be equal once they are rounded, or values that were tried
+            known = {point for swept in found for point in swept.points if swept.over == sweep.over}
+            best_point, is_whole = setting[sweep.over], _is_whole(plan, method)
+            products = [_product(best_point, factor, is_whole) for factor in sweep.points]
+            points = [
+                one
+                for one in dict.fromkeys(products)
+                if one not in known and _is_valid(plan, method, {**setting, sweep.over: one})
+            ]
         tried: list[int | float] = []
         values: list[float | None] = []
         commits: set[str] = set()
@@ -323,7 +329,7 @@ def _beyond(
     """
     done = [value for value in values if value is not None]
     ordered = sorted(points)
-    if not done or ordered[0] <= 0:
+    if not done or len(points) < 2 or ordered[0] <= 0:
         return []
     best = points[values.index(max(done))]
     are_whole = all(isinstance(point, int) for point in points)
@@ -342,18 +348,27 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _product(first: Sweep, best: int | float, factor: int | float) -> int | float:
-    """Return a point of a relative sweep, a factor times the best point.
+def _product(best: int | float, factor: int | float, is_whole: bool) -> int | float:
+    """Return a point of a relative sweep: the best point times a factor.
 
-    The point is a whole number if the points of the method's first sweep are.
+    A product of whole numbers is rounded to a whole number of at least 1.
     """
-    if all(isinstance(point, int) for point in first.points):
-        return max(1, round(best * factor))
-    return _rounded(best * factor)
+    return max(1, round(best * factor)) if is_whole else _rounded(best * factor)
+
+
+def _is_whole(plan: TuningPlan, method: str) -> bool:
+    """Return whether a method's relative sweeps have whole numbers.
+
+    They do if the points of its first sweep and the value without tuning are whole.
+    """
+    first = plan.tuning.sweeps[method][0]
+    config, *_ = _point_runs(plan, method, {}).configs
+    values = (dict(dotted_items(config.values)).get(first.over), *first.points)
+    return all(isinstance(value, int) for value in values)
 
 
 def _is_valid(plan: TuningPlan, method: str, setting: Mapping[str, int | float]) -> bool:
-    """Return whether a run can have a value that a sweep is extended by."""
+    """Return whether a run can have these values."""
     try:
         for config in _point_runs(plan, method, setting).configs:
             CheckedJob.of(config)
@@ -386,7 +401,8 @@ def _check(plan: TuningPlan) -> None:
             for point in sweep.points:
                 value = point
                 if sweep.relative:
-                    products = [_product(first, best, point) for best in first.points]
+                    is_whole = _is_whole(plan, method)
+                    products = [_product(best, point, is_whole) for best in first.points]
                     valid = (one for one in products if _is_valid(plan, method, {sweep.over: one}))
                     value = next(valid, products[0])
                 points.append(_point_runs(plan, method, {sweep.over: value}))

@@ -214,6 +214,8 @@ class TuningStudy:
         study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path))),
             study_name=self.search.folder.parent.name,
+            # Optuna asks this sampler whether a trial that ends has failed.
+            sampler=self._sampler(0),
             direction="maximize" if self.search.objective.higher_is_better else "minimize",
             load_if_exists=True,
         )
@@ -270,7 +272,12 @@ class TuningStudy:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 # Without the constant liar, trials of one batch would be alike.
-                return TPESampler(seed=seed, n_startup_trials=_STARTUP, constant_liar=True)
+                return TPESampler(
+                    seed=seed,
+                    n_startup_trials=_STARTUP,
+                    constant_liar=True,
+                    constraints_func=_constraints,
+                )
         return RandomSampler(seed=seed)
 
     def _point(self, trial: Trial) -> tuple[str, ...]:
@@ -307,11 +314,13 @@ class TuningStudy:
                 values, error = self._read(jobs[trial.number])
                 trial.set_user_attr(_ROUNDS, self._rounds(trial, rounds))
                 if error is None:
+                    if _ERROR in trial.user_attrs:  # an interrupted attempt failed
+                        trial.set_user_attr(_ERROR, None)
                     measured.append((trial, statistics.fmean(values)))
                     continue
                 trial.set_user_attr(_ERROR, error)
-                # Optuna's TPE ignores failed trials. It would take a stopped trial for
-                # as good as its last value. So the worst value is stored.
+                # Optuna's TPE ignores trials with the state FAIL. So the trial ends
+                # with the worst value, and `_constraints` places it behind all others.
                 worst = -math.inf if search.objective.higher_is_better else math.inf
                 self._study.tell(trial, worst)
                 self.say(f"trial {trial.number}: {self._text(trial)}  failed: {error}")
@@ -412,7 +421,7 @@ class TuningStudy:
 
         state: Literal["done", "stopped", "failed", "unfinished"] = "unfinished"
         value = None
-        if _ERROR in trial.user_attrs:
+        if trial.user_attrs.get(_ERROR):
             state = "failed"
         elif trial.state.name == "COMPLETE":
             state, value = "done", trial.value
@@ -434,6 +443,11 @@ class TuningStudy:
         done = [row for row in self.rows() if row.state == "done"]
         sign = 1 if self.search.objective.higher_is_better else -1
         return max(done, key=lambda row: sign * (row.value or 0.0), default=None)
+
+
+def _constraints(trial: FrozenTrial) -> tuple[float]:
+    """Return a number above 0 for a failed trial. TPE ranks it behind all others."""
+    return (1.0 if trial.user_attrs.get(_ERROR) else 0.0,)
 
 
 def is_stored(config: ResolvedConfig) -> bool:

@@ -199,7 +199,7 @@ def test_dropped_clients_are_refused_with_several_architectures() -> None:
         Experiment.of(compose([*QUICK, *DROPPING, *overrides])).load(CPU)
 
     for names in ("[tiny_mlp,tiny_cnn]", "{tiny_mlp:[0-4],tiny_cnn:[5-9]}"):
-        with pytest.raises(ConfigError, match="the split drops clients") as error:
+        with pytest.raises(ConfigError, match="the split has fewer clients") as error:
             loaded(names)
         assert error.value.facts["got"] == "3 clients"
     loaded("[tiny_mlp]")

@@ -28,6 +28,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "scripts" / "results"
         (["a.lam=[0,1e-8]"], {"a.lam": [0, 1e-08]}, {}),
         (["a.text='b c'", "a.null=null"], {"a.text": "b c", "a.null": None}, {}),
         (["method=fedavg", "a.new=1", "~a.gone", "a.from=${b}"], {"a.from": 3}, {}),
+        (["~a.gone"], {"a.gone": 3}, {}),
     ],
 )
 def test_differing_compares_the_last_override_of_a_recorded_key(

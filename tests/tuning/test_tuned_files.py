@@ -501,7 +501,9 @@ def test_a_sweep_of_whole_numbers_is_extended_by_whole_numbers(
         assert load_tuning("mine").results["local"][1].points == tried
 
 
-def test_products_of_whole_numbers_are_whole(mine: Path, runs: list[dict[str, Any]]) -> None:
+def test_products_of_whole_numbers_are_whole(
+    mine: Path, runs: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
     """The first point of the first sweep is best, because the formula knows no epochs."""
     first = {"over": "local.epochs", "points": [4, 8]}
     finer = {"over": "local.epochs", "points": [0.1, 0.2, 0.6, 1.5], "relative": True}
@@ -509,6 +511,34 @@ def test_products_of_whole_numbers_are_whole(mine: Path, runs: list[dict[str, An
     assert run_command(["mine"]) == 0
     assert load_tuning("mine").results["local"][1].points == (1, 2, 6)
     assert [config["local"]["epochs"] for config in runs] == [4, 8, 1, 2, 6]
+    assert run_command(["mine", "--dry-run"]) == 0
+    assert "0 to run" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "points", "factors", "tried"),
+    [
+        ("local.epochs", [2, 4], [0.4, 0.6], (1,)),
+        ("local.epochs", [2, 4], [1.1, 2], ()),
+        ("local.momentum", [0.6, 0.1], [0.5, 2], (0.3,)),
+    ],
+)
+def test_products_are_new_values_that_a_run_can_have(
+    mine: Path,
+    runs: list[dict[str, Any]],
+    key: str,
+    points: list[float],
+    factors: list[float],
+    tried: tuple[float, ...],
+) -> None:
+    """The formula that replaces runs does not depend on the key, so the first point is best."""
+    sweeps = (
+        {"over": key, "points": points},
+        {"over": key, "points": factors, "relative": True},
+    )
+    mine.write_text(sweeps_of(*sweeps, overrides=[*TUNING["overrides"], "local.lr=0.1"]))
+    assert run_command(["mine"]) == 0
+    assert load_tuning("mine").results["local"][1].points == tried
 
 
 def test_a_factor_is_checked_with_the_points_that_it_multiplies(
