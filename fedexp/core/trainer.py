@@ -318,7 +318,7 @@ class RoundStats:
         lr: Local step size of this round.
         lr_0: Local step size before the schedule: ``local.lr``.
         p: Weights with which the updates enter the merged update. They sum to 1. A
-            client that the aggregator rejects, as Krum does, has weight 0.
+            client that the aggregator rejects has weight 0.
         tau: Numbers of local steps.
         squared_norms: Squared norms of the client updates, in float64. If a method
             divides the update of client i by a normaliser a_i before averaging, the
