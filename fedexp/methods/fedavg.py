@@ -54,7 +54,7 @@ class Mean(Averaging):
 
     @property
     def is_plain_mean(self) -> bool:
-        names = ("normalizer", "factor", "add", "entering", "merged", "update")
+        names = ("normalizer", "factor", "add", "shares", "merged", "update")
         return all(getattr(type(self), name) is getattr(Mean, name) for name in names)
 
     def add(self, merging: Tree | None, update: Tree, p: float, a: float) -> Tree:

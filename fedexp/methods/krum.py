@@ -110,8 +110,8 @@ class Krum(Collecting):
         self._check(max(0, int(env.sampling.m) - int((env.sizes == 0).sum())))
         return super().init(env)
 
-    def shares(self, updates: Sequence[Tree], p: Sequence[float]) -> Sequence[float]:
-        n = len(updates)
+    def shares(self, merging: Sequence[Tree], p: Sequence[float]) -> Sequence[float]:
+        updates, n = merging, len(merging)
         squared = torch.zeros(
             n, n, dtype=torch.float64, device=next(iter(updates[0].values())).device
         )
@@ -126,7 +126,7 @@ class Krum(Collecting):
         squared.fill_diagonal_(torch.inf)
         scores = squared.sort(1).values[:, : max(1, n - self.attackers(n) - 2)].sum(1)
         chosen = scores.argsort(stable=True)[: self.m].tolist()
-        return [1 / len(chosen) if client in chosen else 0.0 for client in range(n)]
+        return [1.0 if client in chosen else 0.0 for client in range(n)]
 
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
         chosen = [client for client, share in enumerate(p) if share]

@@ -41,8 +41,8 @@ class Median(Collecting):
     number of clients the result is the midpoint of the two middle values.
     """
 
-    def shares(self, updates: Sequence[Tree], p: Sequence[float]) -> Sequence[float]:
-        return [1 / len(p)] * len(p)
+    def shares(self, merging: Sequence[Tree], p: Sequence[float]) -> Sequence[float]:
+        return [1.0] * len(p)
 
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
         return {

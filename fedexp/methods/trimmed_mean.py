@@ -75,8 +75,8 @@ class TrimmedMean(Collecting):
                 do="lower aggregator.beta, or raise clients_per_round",
             )
 
-    def shares(self, updates: Sequence[Tree], p: Sequence[float]) -> Sequence[float]:
-        return [1 / len(p)] * len(p)
+    def shares(self, merging: Sequence[Tree], p: Sequence[float]) -> Sequence[float]:
+        return [1.0] * len(p)
 
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
         n = len(updates)

@@ -64,7 +64,7 @@ class StoredRun:
             return {}
 
     def read_config(self) -> dict[str, Any]:
-        """Return the contents of ``config.yaml``.
+        """Return the contents of ``config.yaml``, which is read once.
 
         The result is empty if the file is absent and the run is not finished, or was
         made by an old version that stores no digest of the file.
@@ -73,6 +73,18 @@ class StoredRun:
             StorageError: The file is damaged or cannot be read, or is not the one that
                 a finished run used. Or a finished run has no such file.
         """
+        if isinstance(self._config_or_error, StorageError):
+            raise self._config_or_error
+        return self._config_or_error
+
+    @cached_property
+    def _config_or_error(self) -> dict[str, Any] | StorageError:
+        try:
+            return self._parse_config()
+        except StorageError as error:
+            return error
+
+    def _parse_config(self) -> dict[str, Any]:
         import yaml
 
         path = self.path / "config.yaml"

@@ -398,14 +398,14 @@ def _check(plan: TuningPlan) -> None:
     for method in plan.methods:
         first = plan.tuning.sweeps[method][0]
         for sweep in plan.tuning.sweeps[method]:
-            for point in sweep.points:
-                value = point
-                if sweep.relative:
-                    is_whole = _is_whole(plan, method)
-                    products = [_product(best, point, is_whole) for best in first.points]
+            values = [*sweep.points]
+            if sweep.relative:
+                is_whole = _is_whole(plan, method)
+                for at, factor in enumerate(sweep.points):
+                    products = [_product(best, factor, is_whole) for best in first.points]
                     valid = (one for one in products if _is_valid(plan, method, {sweep.over: one}))
-                    value = next(valid, products[0])
-                points.append(_point_runs(plan, method, {sweep.over: value}))
+                    values[at] = next(valid, products[0])
+            points += [_point_runs(plan, method, {sweep.over: value}) for value in values]
 
     # This import loads torch, which takes seconds. It comes after the first checks, so
     # a mistyped key is reported at once.

@@ -194,7 +194,11 @@ def test_failed_trials_count_and_are_reported(
 def test_tpe_takes_failed_trials_for_the_worst(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, objective: str
 ) -> None:
-    """Trials with lr in [0.05, 0.2] are the best ones after one round, and diverge later."""
+    """Trials with lr in [0.05, 0.2] are the best ones after one round, and diverge later.
+
+    The first command ends before it stores a trial. The second one stores all trials
+    and samples none.
+    """
     whole = runs.store
 
     def diverges_later(config: ResolvedConfig) -> None:
@@ -204,8 +208,12 @@ def test_tpe_takes_failed_trials_for_the_worst(
             RunFolder.of(config).set_status("failed", error="client 1 diverged")
 
     monkeypatch.setattr(runs, "store", diverges_later)
-    command = [LR, "trials=12", "halving=3", "rounds=3", "test_seeds=4", "batch=3"]
-    run_command([*command, f"objective={objective}", *TINY])
+    command = [LR, "trials=12", "halving=3", "rounds=3", "test_seeds=4", "batch=12"]
+    command += [f"objective={objective}", *TINY]
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.study.Study, "tell", interrupted)
+        assert run_command(command) == 130
+    run_command(command)
     (table,) = Path("outputs/tuning").glob("*/*/trials.csv")
     states = [row["state"] for row in csv.DictReader(table.open())]
     assert {*states} >= {"failed", "stopped"}
@@ -216,6 +224,10 @@ def test_tpe_takes_failed_trials_for_the_worst(
     # The function with which TPE divides the trials into good and bad ones
     good, _ = _split_trials(study, study.trials, len(states) - len(late), True)
     assert {*late}.isdisjoint(one.number for one in good)
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def names_in(storage: JournalStorage) -> list[str]:
@@ -231,9 +243,6 @@ def test_failure_of_an_interrupted_attempt_is_forgotten(
     def failing(config: ResolvedConfig) -> None:
         RunFolder.of(config).path.mkdir(parents=True, exist_ok=True)
         RunFolder.of(config).set_status("failed", error="the disk is full")
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(runs, "store", failing)

@@ -120,10 +120,12 @@ class Averaging(Aggregator):
             `merging` with the update. `merged` turns the last result into one update.
         """
 
-    def entering(self, merging: Any, p: Sequence[float]) -> Sequence[float]:
+    def shares(self, merging: Any, p: Sequence[float]) -> Sequence[float]:
         """Return the weights with which the updates enter the merged update.
 
-        Normalised, they are ``RoundStats.p``.
+        Divided by their sum, they are ``RoundStats.p``. A rule that does not weigh by
+        p_i overrides this method. Otherwise trainers and server optimizers compute with
+        clients that the rule has rejected.
 
         Args:
             merging: The last result of `add`, which ran for at least one client.
@@ -139,7 +141,7 @@ class Averaging(Aggregator):
 
         Args:
             merging: The last result of `add`, which ran for at least one client.
-            p: Weights as `entering` returned them.
+            p: Weights that `shares` returned.
         """
 
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
@@ -191,9 +193,9 @@ class Averaging(Aggregator):
         if not seen.p:
             return state, {"clients": 0}
 
-        entering = self.entering(merging, seen.p)
-        direction = self.merged(merging, entering)
-        stats = seen.stats(env, *self._whole(env), entering)
+        shares = self.shares(merging, seen.p)
+        direction = self.merged(merging, shares)
+        stats = seen.stats(env, *self._whole(env), shares)
         if is_users(self):
             check_tree(direction, old.params, "the merged update", self, ("merge", "merged", "add"))
         factor = self.factor(direction, stats, env)
@@ -255,22 +257,6 @@ class Collecting(Averaging):
     Memory grows with the cohort.
     """
 
-    def shares(self, updates: Sequence[Tree], p: Sequence[float]) -> Sequence[float]:
-        """Return the weights with which the updates enter the merged update.
-
-        A rule that does not weigh by p_i overrides this method. Otherwise trainers and
-        server optimizers compute with clients that the rule has rejected.
-
-        Args:
-            updates: The quotients u_i / a_i of updates and normalisers, at least one,
-                in job order.
-            p: Weights p_i, which sum to 1.
-
-        Returns:
-            Weights that sum to 1.
-        """
-        return p
-
     @abstractmethod
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
         """Merge the updates of the cohort into one update.
@@ -278,18 +264,15 @@ class Collecting(Averaging):
         Args:
             updates: The quotients u_i / a_i of updates and normalisers, at least one,
                 in job order.
-            p: Weights that `shares` returned. They sum to 1.
+            p: Weights that `shares` returned, divided by their sum.
         """
 
     def add(self, merging: Any, update: Tree, p: float, a: float) -> list[Tree]:
         return [*(merging or []), update if a == 1.0 else trees.scale(update, 1 / a)]
 
-    def entering(self, merging: Any, p: Sequence[float]) -> Sequence[float]:
-        total = sum(p)
-        return self.shares(merging, [each / total for each in p])
-
     def merged(self, merging: Any, p: Sequence[float]) -> Tree:
-        return self.merge(merging, p)
+        total = sum(p)
+        return self.merge(merging, [each / total for each in p])
 
 
 def _floating(tree: Tree) -> Tree:
