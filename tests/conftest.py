@@ -95,6 +95,16 @@ def _untouched_global_rng():
     assert torch.equal(before, torch.random.get_rng_state()), "the global generator was used"
 
 
+@pytest.fixture(autouse=True)
+def _untouched_threads():
+    """Check that a test leaves the number of torch's threads unchanged.
+
+    Some sums, such as BatchNorm's, have other bits with another number of threads.
+    """
+    yield
+    assert torch.get_num_threads() == 1, "the number of threads was changed"
+
+
 @pytest.fixture
 def channels_last_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store 4-D tensors of networks channels last on the CPU, too."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,8 @@ class Experiment:
         engine: Engine that executes the clients' jobs.
         stored_models: Client models that were trained earlier. They replace the local
             training of the first round. None if the first round trains.
-        ignored_limits: Keys of ``limit.*`` that are set, but ignored because of the
-            partition. Empty with ``debug=smoke``, which sets all limits.
+        ignored_limits: Keys of ``limit.*`` that are set but ignored, with the reason.
+            Empty with ``debug=smoke``, which sets all limits.
     """
 
     config: Config
@@ -97,7 +97,7 @@ class Experiment:
     server_optimizer: ServerOptimizer
     engine: Engine
     stored_models: StoredModels | None
-    ignored_limits: tuple[str, ...] = ()
+    ignored_limits: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Experiment:
@@ -149,7 +149,7 @@ class Experiment:
             stored_models=None
             if models.path is None
             else find_stored_models(models.path, models.sha256),
-            ignored_limits=()
+            ignored_limits={}
             if config.choices.get("debug") == "smoke"
             else _ignored_limits(full, partitioner),
         )
@@ -159,7 +159,10 @@ class Experiment:
         return experiment
 
     def _with_limit_of_pool(self, limit: int | None) -> Experiment:
-        """Apply ``limit.train`` if the partition is of a pool with this limit."""
+        """Apply ``limit.train`` if the partition is of a pool with this limit.
+
+        A limit above the size of the pool has no effect in any case.
+        """
         size = None if limit is None else self.partitioner.pool_size()
         if limit is None or size is None:
             return self
@@ -167,12 +170,13 @@ class Experiment:
         limited = replace(
             self,
             config=replace(self.config, limit=limits),
-            ignored_limits=tuple(key for key in self.ignored_limits if key != "limit.train"),
+            ignored_limits={
+                key: why for key, why in self.ignored_limits.items() if key != "limit.train"
+            },
         )
 
         taken = limited.division.proxy_count(limit) if self.proxy.takes_client_data else 0
-        fits = size == limit - taken - self.config.eval.held_out
-        return limited if fits else self
+        return limited if size <= limit - taken - self.config.eval.held_out else self
 
     def _check(self) -> None:
         if self.config.device != "auto":
@@ -668,16 +672,9 @@ def _check_model(
 
 
 def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
-    """Apply ``limit.*`` to the config.
-
-    Some splits, such as one from a file, cannot be drawn for fewer clients or samples.
-    For such a split, ``limit.clients`` and ``limit.train`` are ignored, except that
-    ``limit.train`` applies to a file of a split with this limit. With stored
-    models (``client_models``), ``limit.clients`` is ignored.
-    """
-    limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
-    if config.client_models.path is not None:
-        limit = replace(limit, clients=None)
+    """Apply ``limit.*`` to the config, except `_impossible_limits`."""
+    impossible = _impossible_limits(config, partitioner)
+    limit = replace(config.limit, **{key.removeprefix("limit."): None for key in impossible})
     clients = min(config.clients, limit.clients or config.clients)
     # Architectures are assigned to all clients before the limit is applied. The limit
     # keeps the first clients.
@@ -694,18 +691,29 @@ def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
     )
 
 
-def _ignored_limits(config: Config, partitioner: Partitioner) -> tuple[str, ...]:
-    """Return the keys of the limits that `_apply_limits` ignores.
+def _impossible_limits(config: Config, partitioner: Partitioner) -> dict[str, str]:
+    """Return the keys of the limits that cannot be applied, with the reason.
 
-    A limit of at least as many clients as there are has no effect in any case.
+    Some splits, such as one from a file, cannot be drawn for fewer clients or samples.
+    ``limit.train`` nevertheless applies to a file of a split with this limit.
     """
+    if not partitioner.scales:
+        split = f"partition {partitioner.name} cannot be made for fewer"
+        return {"limit.clients": f"{split} clients", "limit.train": f"{split} samples"}
+    if config.client_models.path is not None:
+        return {"limit.clients": "client_models.path has the models of all clients"}
+    return {}
+
+
+def _ignored_limits(config: Config, partitioner: Partitioner) -> dict[str, str]:
+    """Return the `_impossible_limits` that are set and would have an effect."""
     limit = config.limit
-    few = limit.clients is not None and limit.clients < config.clients
-    ignored = {
-        "limit.clients": few and not (partitioner.scales and config.client_models.path is None),
-        "limit.train": limit.train is not None and not partitioner.scales,
+    effective = {
+        "limit.clients": limit.clients is not None and limit.clients < config.clients,
+        "limit.train": limit.train is not None,
     }
-    return tuple(key for key, is_ignored in ignored.items() if is_ignored)
+    impossible = _impossible_limits(config, partitioner)
+    return {key: why for key, why in impossible.items() if effective[key]}
 
 
 def load_data(config: ResolvedConfig) -> FederatedData:

@@ -42,12 +42,5 @@ def remarks(experiment: Experiment) -> Iterator[str]:
 
 def limit_remarks(experiment: Experiment) -> Iterator[str]:
     """Yield one line per limit that is ignored."""
-    for key in experiment.ignored_limits:
-        if experiment.partitioner.scales:
-            yield f"{key} is ignored: client_models.path has the models of all clients"
-            continue
-        things = "clients" if key == "limit.clients" else "samples"
-        yield (
-            f"{key} is ignored: partition {experiment.partitioner.name} "
-            f"cannot be made for fewer {things}"
-        )
+    for key, why in experiment.ignored_limits.items():
+        yield f"{key} is ignored: {why}"

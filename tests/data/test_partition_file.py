@@ -139,6 +139,17 @@ def test_file_of_a_limited_pool_is_read_with_the_same_limit(tmp_path: Path) -> N
     assert load_data(compose([*limits, *read])).pool_sha256 == written.pool_sha256
     assert not Experiment.of(compose([*limits, *read])).ignored_limits
     other = compose([*limits, *read, "limit.train=200"])
-    assert Experiment.of(other).ignored_limits == ("limit.train",)
+    assert [*Experiment.of(other).ignored_limits] == ["limit.train"]
     with pytest.raises(DataError, match=r"limit\.train"):
         load_data(other)
+
+
+def test_limit_above_the_size_of_the_data_is_not_named_as_ignored(tmp_path: Path) -> None:
+    held = ["eval.held_out=50", "clients=2"]
+    written = load_data(compose(held))
+    save_partition(written.partition, tmp_path / "p", written.pool_sha256)
+    above = compose(
+        [*held, "partition=file", f"partition.path={tmp_path / 'p'}", "limit.train=9999"]
+    )
+    assert not Experiment.of(above).ignored_limits
+    assert load_data(above).pool_sha256 == written.pool_sha256
