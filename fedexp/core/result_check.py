@@ -21,6 +21,7 @@ from fedexp.core.user_code import is_ours, place_of_class, place_of_hook
 from fedexp.core.weights import ModelSpec, Weights, by_spec
 
 _CPU = torch.device("cpu")
+_FEW = 8  # a message contains the values of a list of at most this length
 # Names and beginnings of names of the values that fedexp itself measures in a step.
 _MEASURED = ("round", "step", "local_steps")
 _MEASURED_IN = ("train/", "bytes/", "test/", "val/")
@@ -94,6 +95,33 @@ def check_tree(tree: object, like: Tree, result: str, plugin: object, hooks: Seq
             raise _unfit(what, _described(expected), got, plugin, hooks)
 
 
+def check_shares(shares: object, count: int, plugin: object, hooks: Sequence[str]) -> None:
+    """Refuse weights of the merged update that are not one number per client.
+
+    Args:
+        shares: The returned value.
+        count: Number of clients whose updates were merged.
+        plugin: The plug-in that returned the value.
+        hooks: Names of the plug-in's methods that may have computed the value, the most
+            likely first.
+
+    Raises:
+        FedexpError: The numbers do not fit, or their sum is not positive. The message
+            has file and line of the method.
+    """
+    numbers = [*shares] if isinstance(shares, Sequence) and len(shares) == count else []
+    finite = all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)
+    if not finite or sum(numbers) <= 0:
+        raise _unfit(
+            "the weights of the merged update do not fit the clients",
+            f"a list of {count} finite numbers with a positive sum",
+            shares,
+            plugin,
+            hooks,
+            "return one weight per client, in the order of `p`",
+        )
+
+
 def check_outcome(
     outcome: Outcome, dtype: torch.dtype, plugin: object, hooks: Sequence[str]
 ) -> None:
@@ -140,11 +168,18 @@ def _kind(value: Tensor) -> tuple[torch.Size, torch.dtype]:
 def _described(value: object) -> str:
     if isinstance(value, Tensor):
         return f"shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, list | tuple):
+        return str(value) if len(value) <= _FEW else f"a list of {len(value)} values"
     return "no such tensor" if value is None else type(value).__name__
 
 
 def _unfit(
-    what: str, expected: str, got: object, plugin: object, hooks: Sequence[str]
+    what: str,
+    expected: str,
+    got: object,
+    plugin: object,
+    hooks: Sequence[str],
+    do: str = "return a tensor of this shape and type for every name of the model",
 ) -> FedexpError:
     kind = type(plugin)
     place = place_of_hook(kind, hooks) or place_of_class(kind)
@@ -153,5 +188,5 @@ def _unfit(
         where=f"{place} ({kind.__name__})",
         expected=expected,
         got=_described(got),
-        do="return a tensor of this shape and type for every name of the model",
+        do=do,
     )

@@ -314,6 +314,15 @@ MERGE = """
             mean = {k: sum(u[k] for u in updates) / len(updates) for k in updates[0]}
             return {RETURNED}
 """
+SHARES = """
+    from dataclasses import dataclass
+    from fedexp.methods.fedavg import Mean
+
+    @dataclass(frozen=True)
+    class Mine(Mean):
+        def shares(self, merging, p):
+            return [RETURNED]
+"""
 FUSE = """
     from dataclasses import dataclass, replace
     from fedexp.methods.bases.fusion import FusionAggregator
@@ -341,6 +350,10 @@ STEP = """
     ("aggregator", MERGE, "k: v.double() for k, v in mean.items()", "float64", 8),
     ("aggregator", MERGE, "k: v for k, v in mean.items() if 'bias' not in k", "got:      no such tensor", 8),
     ("aggregator", MERGE, "**mean, 'more': p", "at 'more'", 8),
+    ("aggregator", SHARES, "0.5", "weights of the merged update do not fit", 7),
+    ("aggregator", SHARES, "*p[1:]", "a list of 3 finite numbers", 7),
+    ("aggregator", SHARES, "*p[1:], float('nan')", "nan", 7),
+    ("aggregator", SHARES, "0.0 for each in p", "got:      [0.0, 0.0, 0.0]", 7),
     ("aggregator", FUSE, "k: v[None] for k, v in first.params.items()", "the server's model does not fit", 7),
     ("server_optimizer", STEP, "k: v[None] for k, v in w.items()", "the new model does not fit", 7),
 ])  # fmt: skip

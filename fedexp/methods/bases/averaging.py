@@ -33,7 +33,7 @@ from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
-from fedexp.core.result_check import check_tree, is_users
+from fedexp.core.result_check import check_shares, check_tree, is_users
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats, ServerUpdate, Trainer
 from fedexp.core.trees import Tree, Trees
@@ -194,6 +194,8 @@ class Averaging(Aggregator):
             return state, {"clients": 0}
 
         shares = self.shares(merging, seen.p)
+        if is_users(self):
+            check_shares(shares, len(seen.p), self, ("shares",))
         direction = self.merged(merging, shares)
         stats = seen.stats(env, *self._whole(env), shares)
         if is_users(self):
