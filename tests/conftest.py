@@ -99,7 +99,7 @@ def _untouched_global_rng():
 def _untouched_threads():
     """Check that a test leaves the number of torch's threads unchanged.
 
-    Some sums, such as BatchNorm's, have other bits with another number of threads.
+    The bits of some sums, such as those of BatchNorm, depend on this number.
     """
     yield
     assert torch.get_num_threads() == 1, "the number of threads was changed"
