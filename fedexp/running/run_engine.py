@@ -59,13 +59,26 @@ def first_numerics(
     check_device(first.device, first.dtype)
     resumed = asdict(first)
     if first.engine:
-        wanted = replace(wanted, threads=engine.threads_each(wanted.threads))
+        restored = _restored(engine, first, wanted.threads)
+        wanted = replace(wanted, threads=restored.threads_each(wanted.threads))
     asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != resumed[k]}
     if asked:
         chosen = {k: resumed[k] for k in asked}
         note(f"resuming with the numerics of the first launch: {chosen} (asked for now: {asked})")
 
     return first
+
+
+def _restored(wanted: Engine, first: Numerics, num_threads: int) -> Engine:
+    """Return the engine that continues a run.
+
+    Args:
+        wanted: Engine of the config.
+        first: Numerics of the first launch, with its engine.
+        num_threads: Number of threads that all processes share after the resume.
+    """
+    computing = build(Engine, first.engine, "numerics.engine")  # type: ignore[type-abstract]
+    return wanted.restore(computing, first.threads, num_threads)
 
 
 class RunEngine(Engine):
@@ -186,12 +199,7 @@ class RunEngine(Engine):
         """Restore the engine in `numerics`, or choose an engine and store it there."""
         wanted, num_threads = self._experiment.engine, context.threads
         if self.numerics.engine:
-            computing = build(
-                Engine,  # type: ignore[type-abstract]
-                self.numerics.engine,
-                "numerics.engine",
-            )
-            return wanted.restore(computing, self.numerics.threads, num_threads)
+            return _restored(wanted, self.numerics, num_threads)
 
         engine = wanted.choose(context)
         self.save_steps()

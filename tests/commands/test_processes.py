@@ -326,7 +326,7 @@ def test_resume_keeps_the_numerics_of_the_first_launch(
     wait_for_rounds(tmp_path, 3)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    out = finish(fork(tmp_path, *SCAFFOLD, "threads=2"))
+    out = finish(fork(tmp_path, *SCAFFOLD, "threads=2", "engine=serial"))
     assert "resuming with the numerics of the first launch" in out
     assert hashes(tmp_path) == straight
 

@@ -25,6 +25,7 @@ from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.weights import ModelSpec, Weights
+from fedexp.engines.auto import Auto
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
@@ -103,7 +104,9 @@ def test_numerics_that_were_stored_before_a_key_existed_are_resumed(tmp_path: Pa
     assert "cudnn_benchmark" in notes[0]
 
 
-@pytest.mark.parametrize(("engine", "noted"), [(Serial(), True), (Workers(), False)])
+@pytest.mark.parametrize(
+    ("engine", "noted"), [(Serial(), True), (Workers(), False), (Auto(), False)]
+)
 def test_stored_threads_are_those_of_each_process(
     engine: Engine, noted: bool, tmp_path: Path
 ) -> None:
