@@ -92,16 +92,6 @@ class Entry:
     aggregate: ColumnAggregate | None
     difference: Comparison | None
 
-    def mean_over_rows(self, name: str) -> float | None:
-        """Return the mean over the rows of a field of `RowResult`.
-
-        Returns:
-            The mean. None if a row does not have the field, or if there are no rows.
-        """
-        values = [None if row is None else getattr(row, name) for row in self.rows]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known and len(known) == len(values) else None
-
 
 @dataclass(frozen=True)
 class Leaderboard:
@@ -127,6 +117,30 @@ class Leaderboard:
         """The entry of the table's first column."""
         first = self.table.methods[0].key
         return next(entry for entry in self.entries if entry.column == first)
+
+    def rows_with(self, name: str) -> list[int]:
+        """Return the numbers of the rows in which a method has a field of `RowResult`.
+
+        Rounds, for example, may be timed in one of the rows only.
+        """
+        return [
+            at
+            for at in range(len(self.rows))
+            if any(
+                row is not None and getattr(row, name) is not None
+                for row in (entry.rows[at] for entry in self.entries)
+            )
+        ]
+
+    def mean_over_rows(self, entry: Entry, name: str) -> float | None:
+        """Return a method's mean over the `rows_with` a field of `RowResult`.
+
+        Returns:
+            The mean. None if the method lacks the field in one of these rows, or if
+            there are no such rows.
+        """
+        rows = [entry.rows[at] for at in self.rows_with(name)]
+        return _mean(None if row is None else getattr(row, name) for row in rows)
 
 
 def leaderboard(

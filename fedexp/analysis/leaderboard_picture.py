@@ -14,8 +14,9 @@ from fedexp.tracking.terminal import size_text
 
 _WIDTH, _HEIGHT = 7.4, 3.6
 _NOTE = (
-    "Points are means over the rows. Named methods are not beaten: every other method has a higher "
-    "cost or a worse mean. The other methods are grey points."
+    "Points are means over the rows. Costs are means over the rows in which they are known. Named "
+    "methods are not beaten: every other method has a higher cost or a worse mean. The other "
+    "methods are grey points."
 )
 
 # A point of the picture: cost, mean over the rows, label.
@@ -39,7 +40,7 @@ def picture(board: Leaderboard) -> Picture | None:
     panels = {
         label: points
         for label, (cost, _) in _COSTS.items()
-        if (points := [one for entry in board.entries if (one := _point(entry, cost))])
+        if (points := [one for entry in board.entries if (one := _point(board, entry, cost))])
     }
     if not panels:
         return None
@@ -80,9 +81,9 @@ def front(points: Sequence[Point], *, higher_is_better: bool) -> list[Point]:
     return sorted(point for point in points if not any(beats(other, point) for other in points))
 
 
-def _point(entry: Entry, cost: str) -> Point | None:
+def _point(board: Leaderboard, entry: Entry, cost: str) -> Point | None:
     """Return the point of a method, or None if its cost is not known or 0."""
-    mean = entry.mean_over_rows(cost)
+    mean = board.mean_over_rows(entry, cost)
     return (mean, entry.aggregate.mean.value, entry.label) if mean and entry.aggregate else None
 
 

@@ -377,11 +377,6 @@ def _environment() -> Environment:
         "tried": tried,
         "best_values": best_values,
         "edge_note": edge_note,
-        "known": lambda board, name: any(
-            row is not None and getattr(row, name) is not None
-            for entry in board.entries
-            for row in entry.rows
-        ),
         "places": _places,
         "unit": _unit,
         "number": lambda value, places: layout.minus(layout.number(value, places)),

@@ -42,7 +42,7 @@ ROUNDS = 10
 def made(
     values: dict[str, Sequence[Sequence[float | None]]],
     *,
-    timing: bool = False,
+    timed: int = 0,
     reached: dict[str, list[float]] = REACHED,
     targets: Sequence[str] = ("0.5",),
 ) -> Leaderboard:
@@ -84,7 +84,8 @@ def made(
                 )
     found = TableRecord("full", {}, None, [], "", runs)
     table = replace(table, headline=replace(table.headline, scale=100))
-    return leaderboard(table, cells, found, found if timing else None)
+    times = {key: run for key, run in runs.items() if run.conditions in ROWS[:timed]}
+    return leaderboard(table, cells, found, replace(found, runs=times))
 
 
 def test_methods_are_sorted_by_rank_and_compared_with_the_first_column() -> None:
@@ -130,7 +131,7 @@ def test_target_that_half_of_the_runs_reach_is_not_reached() -> None:
 
 
 def test_numbers_of_a_row_are_in_the_units_of_the_table() -> None:
-    row = made(VALUES, timing=True).reference.rows[0]
+    row = made(VALUES, timed=2).reference.rows[0]
     assert row is not None
     assert (row.n, row.mean, row.num_bytes) == (3, pytest.approx(61.0), 1000)
     assert row.worst_tenth == pytest.approx(40.0) and row.target == pytest.approx(50.0)
@@ -172,7 +173,7 @@ def test_without_any_run_no_method_has_a_rank() -> None:
     board = made({column: ([None] * 3, [None] * 3) for column in VALUES})
     assert board.rows == () and board.aggregates is None
     assert [entry.aggregate for entry in board.entries] == [None] * 3
-    assert board.reference.mean_over_rows("mean") is None
+    assert board.mean_over_rows(board.reference, "mean") is None
     shown = Shown(board.table, board, [], {}, None, "command")
     _, page = leaderboards.pages([shown], with_methods=False)
     assert "Fewer than two methods have results in all rows." in page.text
@@ -241,7 +242,7 @@ def test_front_has_the_points_that_no_other_beats() -> None:
 
 
 def test_pages_show_all_methods_and_their_picture() -> None:
-    board = made(VALUES, timing=True)
+    board = made(VALUES, timed=2)
     shown = Shown(board.table, board, [], {"better": ["server data"]}, picture(board), "command")
     first, page = leaderboards.pages([shown], with_methods=False)
     assert finding(board) in first.text and finding(board) in page.text
@@ -256,6 +257,25 @@ def test_pages_show_all_methods_and_their_picture() -> None:
     assert "seconds of a round" not in page.text and "rounds to the target" not in page.text
     names = dict(leaderboards.files_of([shown]))
     assert [*names] == ["leaderboards/small/costs.svg", "leaderboards/small/costs-dark.svg"]
+
+
+def test_seconds_are_those_of_the_rows_that_were_timed() -> None:
+    board = made(VALUES, timed=1)
+    assert board.rows_with("round_seconds") == [0]
+    assert board.mean_over_rows(board.reference, "round_seconds") == pytest.approx(2.5)
+    shown = Shown(board.table, board, [], {}, picture(board), "command")
+    _, page = leaderboards.pages([shown], with_methods=False)
+    assert "timed only in <code>alpha=0.1</code>" in page.text
+    everywhere = replace(shown, board=made(VALUES, timed=2))
+    assert "timed only" not in leaderboards.pages([everywhere], with_methods=False)[1].text
+
+    # One method was not timed
+    board = made(VALUES, timed=2)
+    first = board.entries[0]
+    untimed = replace(first, rows=(replace(first.rows[0], round_seconds=None), first.rows[1]))
+    board = replace(board, entries=(untimed, *board.entries[1:]))
+    assert board.mean_over_rows(untimed, "round_seconds") is None
+    assert board.mean_over_rows(board.entries[1], "round_seconds") == pytest.approx(2.5)
 
 
 def test_best_values_are_marked_at_the_edge_of_what_was_tried() -> None:
