@@ -54,10 +54,14 @@ class Aggregator(ABC):
     def averages_updates(self) -> bool:
         """Whether the method averages client updates.
 
-        If not, the server optimizer and the server's part of the trainer have no
-        effect.
+        If not, the server's part of the trainer has no effect.
         """
         return False
+
+    @property
+    def uses_server_step(self) -> bool:
+        """Whether the result depends on the server optimizer."""
+        return self.averages_updates
 
     @property
     def is_plain_mean(self) -> bool:

@@ -68,6 +68,9 @@ from fedexp.server_training.optimizers import Adam, Optimizer, cosine
 class FedLAW(ServerTrained):
     """The aggregator of FedLAW.
 
+    The learned mixture of the clients' models replaces the result of the server
+    optimizer. Therefore a server optimizer that changes the update is refused.
+
     Args:
         form: Parametrisation of lambda and gamma by the learned numbers x_1 ... x_m and
             z. ``exp``: lambda = softmax(x) and gamma = exp(z). They start at x_i =
@@ -95,6 +98,10 @@ class FedLAW(ServerTrained):
     @property
     def needs(self) -> Needs:
         return super().needs | Needs(proxy_labels=True)
+
+    @property
+    def uses_server_step(self) -> bool:
+        return 0 in (self.steps, self.epochs)  # then nothing is learned
 
     def collect(
         self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env

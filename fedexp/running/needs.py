@@ -106,23 +106,22 @@ def check_needs(
             do="set partition.val_fraction=0.1, or eval.held_out",
         )
 
-    if not aggregator.averages_updates:
-        if type(trainer).init_shared is not Trainer.init_shared:
-            raise ConfigError(
-                "the trainer sends trees to a server that averages, "
-                f"and {names['aggregator']} does not average",
-                where="trainer",
-                got=type(trainer).__name__,
-                do="set aggregator=mean, or another trainer",
-            )
+    if not aggregator.averages_updates and type(trainer).init_shared is not Trainer.init_shared:
+        raise ConfigError(
+            "the trainer sends trees to a server that averages, "
+            f"and {names['aggregator']} does not average",
+            where="trainer",
+            got=type(trainer).__name__,
+            do="set aggregator=mean, or another trainer",
+        )
 
-        if server_optimizer.changes_update:
-            raise ConfigError(
-                f"a server optimizer has no effect: {names['aggregator']} makes no averaged update",
-                where="server_optimizer",
-                got=type(server_optimizer).__name__,
-                do="set server_optimizer=sgd, or aggregator=mean",
-            )
+    if not aggregator.uses_server_step and server_optimizer.changes_update:
+        raise ConfigError(
+            f"a server optimizer has no effect: {names['aggregator']} does not use its result",
+            where="server_optimizer",
+            got=type(server_optimizer).__name__,
+            do="set server_optimizer=sgd, or aggregator=mean",
+        )
 
     if not aggregator.is_plain_mean:
         for group, plugin in plugins.items():

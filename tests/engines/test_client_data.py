@@ -33,7 +33,12 @@ BASE = ["rounds=1", "clients=3", "threads=1", "memo.enabled=false", "model.hidde
 IID = "partition=iid"
 MODEL = {"_target_": "fedexp.models.mlp.MLP", "hidden": [5]}
 MINE = "client_models.path=mine"
-MA_ECHO = ["method=ma_echo", "aggregator.T=2", "aggregator.projector=exact"]
+MA_ECHO = [
+    "method=ma_echo",
+    "aggregator.T=2",
+    "aggregator.projector=exact",
+    "aggregator.damping=update",
+]
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,9 @@ def test_unknown_counts_are_not_those_of_the_configured_partition(local: fedexp.
 
 def test_answers_to_probes_replace_samples(local: fedexp.Run) -> None:
     spec = local.models[0].spec
-    probes = [MAEcho(projector="exact").projections(spec, layers_of(spec, (1, 8, 8)))]
+    probes = [
+        MAEcho(projector="exact", damping="update").projections(spec, layers_of(spec, (1, 8, 8)))
+    ]
     saved(local, data=raw_samples(local), probes=probes, **normalisation(local))
     tree, _ = load_tree(Path("mine/client_data.safetensors"), torch.device("cpu"))
     assert all(key.startswith("answers/") for key in tree)

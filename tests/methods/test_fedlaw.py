@@ -8,7 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedexp.config.compose import compose
+from fedexp.core.errors import ConfigError
 from fedexp.methods.fedlaw import FedLAW
+from fedexp.running.experiment import Experiment
 from tests.methods.fusion_world import results_of
 from tests.methods.server_world import models_near, round_of
 from tests.methods.test_distilling import params_of, proxy_inputs, world_of
@@ -147,3 +150,10 @@ def test_in_the_variant_of_averages_the_shares_come_first_and_gamma_after_them()
         averages[1] is None and averages[2]["count"] == 1 and torch.equal(averages[2]["sum"], xs[2])
     )
     torch.testing.assert_close(xs[3], averages[3]["sum"] / 2)
+
+
+def test_a_server_optimizer_has_an_effect_only_if_nothing_is_learned() -> None:
+    fedadam = ["method=fedlaw", "server_optimizer=fedadam"]
+    Experiment.of(compose([*fedadam, "aggregator.epochs=0"]))
+    with pytest.raises(ConfigError, match="server optimizer has no effect"):
+        Experiment.of(compose(fedadam))

@@ -543,6 +543,8 @@ def test_mistakes_are_refused_before_training() -> None:
         Experiment.of(
             compose(["method=ma_echo", "aggregator.norm=true", "aggregator.v_update=anchored"])
         )
+    with pytest.raises(ConfigError, match="set damping=update"):
+        Experiment.of(compose(["method=ma_echo", "aggregator.projector=exact"]))
     with pytest.raises(ConfigError, match="needs one number per layer"):
         Experiment.of(compose(["method=ma_echo", "aggregator.rank=[3]"]))
 

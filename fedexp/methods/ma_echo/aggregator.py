@@ -121,6 +121,10 @@ class MAEcho(MaskableFusion):
             self.v_update == "incremental" or not self.norm,
             "norm requires v_update=incremental: an anchored V_i has no step",
         )
+        require(
+            self.projector == "recursion" or self.damping == "update",
+            "projector=exact has no recursion in which mu could enter: set damping=update",
+        )
 
     @property
     def needs(self) -> Needs:
