@@ -38,7 +38,8 @@ class Sampling:
         kind: ``fixed`` chooses exactly `m` of the N clients, without replacement.
             ``bernoulli`` chooses each client independently with probability m / N. If
             no client is chosen, it samples again.
-        m: Expected number of clients per round.
+        m: Number of clients per round. With ``bernoulli``, it is the expected number
+            before samples without a client are repeated.
     """
 
     kind: Literal["fixed", "bernoulli"]

@@ -42,9 +42,7 @@ Logged:
 Differences from the paper:
     L_BN compares the images' statistics with the BatchNorm statistics of the teachers
     (the clients' models). The paper names the statistics of the generator, whose shapes
-    do not fit. L_BN is divided by the number of teachers, like the loss of Eq. 5. The
-    student is in evaluation mode while images are made. Pixels are rounded to the
-    nearest 8-bit value, not down.
+    do not fit.
 
     The authors published no code for the paper's experiment with several rounds (Table
     5). Here the clients and the student start in later rounds from the student of the
@@ -52,8 +50,10 @@ Differences from the paper:
     round.
 
 Differences from the authors' code:
-    All differences from the paper are also differences from the code. In addition, the
-    L_BN of the code finds no layer to compare.
+    The L_BN of the code finds no layer to compare. Here it has an effect, and is
+    divided by the number of teachers, like the loss of Eq. 5. The student is always in
+    evaluation mode while images are made. In the first epoch of the code, it is in
+    training mode. Pixels are rounded to the nearest 8-bit value, not down.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ class FedCDA(Mean):
         B: Number of groups into which the participants are divided. Models are chosen
             group by group. When a group chooses, two kinds of models are fixed: those
             of earlier groups, and those of clients that do not participate in the
-            round. Later groups are left out of J (Eq. 8). If a round has fewer than B
-            participants, every participant is a group.
+            round. Later groups are left out of J (Eq. 8). If fewer than B
+            participants return in a round, every participant is a group.
         L: Smoothness constant L in J.
         strategy: How models are chosen: ``newest`` (the newest models), ``random`` (a
             random choice for the participants), ``approximate`` (J is minimised in B

@@ -140,8 +140,8 @@ class FedMA(UnitMatching):
             the epochs of the config's local training.
         retrain_lr: Step size of retraining and of all training in later rounds. None:
             ``local.lr``. The step size decays as ``local.lr`` does.
-        output_epochs_factor: Factor of the epochs in the step that trains only the
-            output layer.
+        output_epochs_factor: Factor of the epochs (or of ``local.steps``) in the step
+            that trains only the output layer.
         output_lr_factor: Factor of the step size in the step that trains only the
             output layer.
         output_weight_decay: Weight decay in the step that trains only the output layer.

@@ -47,8 +47,9 @@ class Krum(Collecting):
     """The aggregator of Krum and Multi-Krum.
 
     All clients have the same weight, whatever their numbers of samples. With
-    ``on_nonfinite=skip_client`` fewer clients than planned may be left. Even then,
-    every score is computed from at least one neighbour.
+    ``client_dropout`` or ``on_nonfinite=skip_client``, fewer clients may return than
+    were sampled. The condition n >= 2 f + 3 is checked for the sampled clients only.
+    Every score is computed from at least one neighbour.
 
     Args:
         f: Number of attackers among a round's participants. An int is a count. A float
@@ -105,8 +106,7 @@ class Krum(Collecting):
             )
 
     def init(self, env: Env) -> State:
-        # Check the worst case. All clients without data are sampled, and they send no
-        # update.
+        # Clients without data send no update. At worst, all of them are sampled.
         self._check(max(0, int(env.sampling.m) - int((env.sizes == 0).sum())))
         return super().init(env)
 
