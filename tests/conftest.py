@@ -101,8 +101,11 @@ def _untouched_threads():
 
     The bits of some sums, such as those of BatchNorm, depend on this number.
     """
+    before = torch.get_num_threads()
     yield
-    assert torch.get_num_threads() == 1, "the number of threads was changed"
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert after == before, "the number of threads was changed"
 
 
 @pytest.fixture

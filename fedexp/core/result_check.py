@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from fedexp.core.user_code import is_ours, place_of_class, place_of_hook
 from fedexp.core.weights import ModelSpec, Weights, by_spec
 
 _CPU = torch.device("cpu")
-_FEW = 8  # a message contains the values of a list of at most this length
+_FEW = 8  # a message contains at most this many values of a list
 # Names and beginnings of names of the values that fedexp itself measures in a step.
 _MEASURED = ("round", "step", "local_steps")
 _MEASURED_IN = ("train/", "bytes/", "test/", "val/")
@@ -110,7 +111,7 @@ def check_shares(shares: object, count: int, plugin: object, hooks: Sequence[str
             has file and line of the method.
     """
     numbers = [*shares] if isinstance(shares, Sequence) and len(shares) == count else []
-    finite = all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)
+    finite = all(isinstance(each, Real) and math.isfinite(each) for each in numbers)
     if not finite or sum(numbers) <= 0:
         raise _unfit(
             "the weights of the merged update do not fit the clients",
@@ -118,7 +119,8 @@ def check_shares(shares: object, count: int, plugin: object, hooks: Sequence[str
             shares,
             plugin,
             hooks,
-            "return one weight per client, in the order of `p`",
+            "return finite weights with a positive sum: one per client from `shares`, "
+            "or one from `weight`",
         )
 
 
@@ -169,7 +171,8 @@ def _described(value: object) -> str:
     if isinstance(value, Tensor):
         return f"shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, list | tuple):
-        return str(value) if len(value) <= _FEW else f"a list of {len(value)} values"
+        shown = ", ".join(map(str, value[:_FEW]))
+        return f"[{shown}]" if len(value) <= _FEW else f"[{shown}, ...] ({len(value)} values)"
     return "no such tensor" if value is None else type(value).__name__
 
 

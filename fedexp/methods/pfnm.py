@@ -145,9 +145,10 @@ class PFNM(UnitMatching, FusionAggregator):
             data, as in the authors' code. ``raw`` works for one round only.
             ``ascending``: the order of the cohort.
         orders: Path of a .npy file of visiting orders of the N models, of shape (hidden
-            layers, sweeps, N). It is used instead of `visits`. Layers are in the order
-            in which they are matched, the last hidden layer first. All rounds use the
-            same orders. Later rounds use only the first `later_sweeps` of them.
+            layers, sweeps, N). It requires ``visits=seed`` and replaces the random
+            orders. Layers are in the order in which they are matched, the last hidden
+            layer first. All rounds use the same orders. Later rounds use only the first
+            `later_sweeps` of them.
     """
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {

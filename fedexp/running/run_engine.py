@@ -59,8 +59,11 @@ def first_numerics(
     check_device(first.device, first.dtype)
     resumed = asdict(first)
     if first.engine:
+        # The engine `auto` is restored as another engine. All others say themselves how
+        # many threads they ask for.
         restored = _restored(engine, first, wanted.threads)
-        wanted = replace(wanted, threads=restored.threads_each(wanted.threads))
+        asking = engine if type(engine) is type(restored) else restored
+        wanted = replace(wanted, threads=asking.threads_each(wanted.threads))
     asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != resumed[k]}
     if asked:
         chosen = {k: resumed[k] for k in asked}

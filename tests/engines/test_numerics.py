@@ -105,7 +105,8 @@ def test_numerics_that_were_stored_before_a_key_existed_are_resumed(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("engine", "noted"), [(Serial(), True), (Workers(), False), (Auto(), False)]
+    ("engine", "noted"),
+    [(Serial(), True), (Workers(), False), (Workers(threads=2), True), (Auto(), False)],
 )
 def test_stored_threads_are_those_of_each_process(
     engine: Engine, noted: bool, tmp_path: Path

@@ -351,6 +351,7 @@ STEP = """
     ("aggregator", MERGE, "k: v for k, v in mean.items() if 'bias' not in k", "got:      no such tensor", 8),
     ("aggregator", MERGE, "**mean, 'more': p", "at 'more'", 8),
     ("aggregator", SHARES, "0.5", "weights of the merged update do not fit", 7),
+    ("aggregator", SHARES, "*p, *p, *p", "...] (9 values)", 7),
     ("aggregator", SHARES, "*p[1:]", "a list of 3 finite numbers", 7),
     ("aggregator", SHARES, "*p[1:], float('nan')", "nan", 7),
     ("aggregator", SHARES, "0.0 for each in p", "got:      [0.0, 0.0, 0.0]", 7),

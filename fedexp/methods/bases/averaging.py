@@ -195,7 +195,7 @@ class Averaging(Aggregator):
 
         shares = self.shares(merging, seen.p)
         if is_users(self):
-            check_shares(shares, len(seen.p), self, ("shares",))
+            check_shares(shares, len(seen.p), self, ("shares", "weight"))
         direction = self.merged(merging, shares)
         stats = seen.stats(env, *self._whole(env), shares)
         if is_users(self):
