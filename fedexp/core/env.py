@@ -38,8 +38,9 @@ class Sampling:
         kind: ``fixed`` chooses exactly `m` of the N clients, without replacement.
             ``bernoulli`` chooses each client independently with probability m / N. If
             no client is chosen, it samples again.
-        m: Number of clients per round. With ``bernoulli``, it is the expected number
-            before samples without a client are repeated.
+        m: Number of clients per round. With ``bernoulli``, m / N is the probability of
+            each client. The mean number of clients is above m, because empty samples
+            are repeated.
     """
 
     kind: Literal["fixed", "bernoulli"]

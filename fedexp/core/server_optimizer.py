@@ -34,8 +34,8 @@ class ServerOptimizer(ABC):
     def changes_update(self) -> bool:
         """Whether the new weights may differ from ``w + direction``.
 
-        If they may differ, the optimizer requires an aggregator that averages client
-        updates (`Aggregator.averages_updates`).
+        If they may differ, the optimizer requires an aggregator whose result depends on
+        it (`Aggregator.uses_server_step`).
         """
         return True
 

@@ -202,6 +202,10 @@ class FedCDA(Mean):
     def _searches(self) -> bool:
         return self.strategy in ("approximate", "optimal")
 
+    @property
+    def uses_server_step(self) -> bool:
+        return self.warm_up > 0  # the choice of models replaces the optimizer's result
+
     def warm_up_rounds(self, rounds: int) -> int:
         """Return the number of warm-up rounds in a run of `rounds` rounds."""
         return self.warm_up if isinstance(self.warm_up, int) else round(self.warm_up * rounds)

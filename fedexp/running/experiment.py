@@ -161,7 +161,8 @@ class Experiment:
     def _with_limit_of_pool(self, limit: int | None) -> Experiment:
         """Apply ``limit.train`` if the partition is of a pool with this limit.
 
-        A limit above the size of the pool has no effect in any case.
+        A higher limit is applied as well. It has no effect if the file splits all
+        training samples. Otherwise the file is refused when it is read.
         """
         size = None if limit is None else self.partitioner.pool_size()
         if limit is None or size is None:
@@ -706,7 +707,11 @@ def _impossible_limits(config: Config, partitioner: Partitioner) -> dict[str, st
 
 
 def _ignored_limits(config: Config, partitioner: Partitioner) -> dict[str, str]:
-    """Return the `_impossible_limits` that are set and would have an effect."""
+    """Return the `_impossible_limits` that are set.
+
+    ``limit.clients`` is left out if it is at least the number of clients. The number of
+    samples is not known here, so ``limit.train`` is never left out.
+    """
     limit = config.limit
     effective = {
         "limit.clients": limit.clients is not None and limit.clients < config.clients,

@@ -502,3 +502,10 @@ def test_loss_of_a_stored_model_is_that_of_its_last_epoch() -> None:
         (entry,) = caches[str(result.client)]["entries"]
         assert entry["loss"] == result.metrics["loss_last_epoch"]
         assert entry["loss"] < result.metrics["loss"]
+
+
+def test_a_server_optimizer_has_an_effect_only_in_the_warm_up() -> None:
+    fedadam = ["method=fedcda", "server_optimizer=fedadam"]
+    Experiment.of(compose(fedadam))
+    with pytest.raises(ConfigError, match="server optimizer has no effect"):
+        Experiment.of(compose([*fedadam, "aggregator.warm_up=0"]))
