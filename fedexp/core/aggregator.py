@@ -58,9 +58,8 @@ class Aggregator(ABC):
         """
         return False
 
-    @property
-    def uses_server_step(self) -> bool:
-        """Whether the result depends on the server optimizer."""
+    def uses_server_step(self, rounds: int) -> bool:
+        """Return whether a run of `rounds` rounds depends on the server optimizer."""
         return self.averages_updates
 
     @property

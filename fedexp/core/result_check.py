@@ -110,6 +110,7 @@ def check_shares(shares: object, count: int, plugin: object, hooks: Sequence[str
         FedexpError: The numbers do not fit, or their sum is not positive. The message
             has file and line of the method.
     """
+    # An empty list is refused below, because its sum is not positive.
     numbers = [*shares] if isinstance(shares, Sequence) and len(shares) == count else []
     finite = all(isinstance(each, Real) and math.isfinite(each) for each in numbers)
     if not finite or sum(numbers) <= 0:
@@ -170,7 +171,7 @@ def _kind(value: Tensor) -> tuple[torch.Size, torch.dtype]:
 def _described(value: object) -> str:
     if isinstance(value, Tensor):
         return f"shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and all(isinstance(each, Real) for each in value):
         shown = ", ".join(map(str, value[:_FEW]))
         return f"[{shown}]" if len(value) <= _FEW else f"[{shown}, ...] ({len(value)} values)"
     return "no such tensor" if value is None else type(value).__name__

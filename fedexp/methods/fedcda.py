@@ -127,8 +127,8 @@ class FedCDA(Mean):
         B: Number of groups into which the participants are divided. Models are chosen
             group by group. When a group chooses, two kinds of models are fixed: those
             of earlier groups, and those of clients that do not participate in the
-            round. Later groups are left out of J (Eq. 8). If fewer than B
-            participants return in a round, every participant is a group.
+            round. Later groups are left out of J (Eq. 8). If fewer than B participants
+            return in a round, every participant is a group.
         L: Smoothness constant L in J.
         strategy: How models are chosen: ``newest`` (the newest models), ``random`` (a
             random choice for the participants), ``approximate`` (J is minimised in B
@@ -202,9 +202,9 @@ class FedCDA(Mean):
     def _searches(self) -> bool:
         return self.strategy in ("approximate", "optimal")
 
-    @property
-    def uses_server_step(self) -> bool:
-        return self.warm_up > 0  # the choice of models replaces the optimizer's result
+    def uses_server_step(self, rounds: int) -> bool:
+        # After the warm-up, the choice of models replaces the optimizer's result.
+        return self.warm_up_rounds(rounds) > 0
 
     def warm_up_rounds(self, rounds: int) -> int:
         """Return the number of warm-up rounds in a run of `rounds` rounds."""

@@ -99,8 +99,7 @@ class FedLAW(ServerTrained):
     def needs(self) -> Needs:
         return super().needs | Needs(proxy_labels=True)
 
-    @property
-    def uses_server_step(self) -> bool:
+    def uses_server_step(self, rounds: int) -> bool:
         return 0 in (self.steps, self.epochs)  # then nothing is learned
 
     def collect(

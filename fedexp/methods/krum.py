@@ -48,9 +48,8 @@ class Krum(Collecting):
 
     All clients have the same weight, whatever their numbers of samples. With
     ``client_dropout`` or ``on_nonfinite=skip_client``, fewer clients may return than
-    were sampled. The condition n >= 2 f + 3 is checked for the sampled clients,
-    minus all clients without data.
-    Every score is computed from at least one neighbour.
+    were sampled. The condition n >= 2 f + 3 is checked for the sampled clients, minus
+    all clients without data. Every score is computed from at least one neighbour.
 
     Args:
         f: Number of attackers among a round's participants. An int is a count. A float

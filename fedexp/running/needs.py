@@ -115,7 +115,7 @@ def check_needs(
             do="set aggregator=mean, or another trainer",
         )
 
-    if not aggregator.uses_server_step and server_optimizer.changes_update:
+    if not aggregator.uses_server_step(config.rounds) and server_optimizer.changes_update:
         raise ConfigError(
             f"a server optimizer has no effect: {names['aggregator']} does not use its result",
             where="server_optimizer",

@@ -59,8 +59,8 @@ def first_numerics(
     check_device(first.device, first.dtype)
     resumed = asdict(first)
     if first.engine:
-        # The engine `auto` is restored as another engine. All others say themselves how
-        # many threads they ask for.
+        # An engine that is restored as another one, such as `auto`, asks for no number
+        # of threads itself.
         restored = _restored(engine, first, wanted.threads)
         asking = engine if type(engine) is type(restored) else restored
         wanted = replace(wanted, threads=asking.threads_each(wanted.threads))

@@ -85,7 +85,7 @@ def made(
     found = TableRecord("full", {}, None, [], "", runs)
     table = replace(table, headline=replace(table.headline, scale=100))
     times = {key: run for key, run in runs.items() if run.conditions in ROWS[:timed]}
-    return leaderboard(table, cells, found, replace(found, runs=times))
+    return leaderboard(table, cells, found, replace(found, runs=times) if timed else None)
 
 
 def test_methods_are_sorted_by_rank_and_compared_with_the_first_column() -> None:

@@ -319,15 +319,17 @@ def test_a_joblib_worker_that_is_killed_is_told_and_its_job_failed(tmp_path: Pat
     assert "its process died" in told
 
 
+@pytest.mark.parametrize(("engine", "noted"), [("serial", True), ("auto", False)])
 def test_resume_keeps_the_numerics_of_the_first_launch(
-    tmp_path: Path, straight: dict[str, str]
+    engine: str, noted: bool, tmp_path: Path, straight: dict[str, str]
 ) -> None:
+    """With `auto`, two processes of one thread each use both threads."""
     process = fork(tmp_path, *SCAFFOLD)
     wait_for_rounds(tmp_path, 3)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    out = finish(fork(tmp_path, *SCAFFOLD, "threads=2", "engine=serial"))
-    assert "resuming with the numerics of the first launch" in out
+    out = finish(fork(tmp_path, *SCAFFOLD, "threads=2", f"engine={engine}"))
+    assert ("resuming with the numerics of the first launch" in out) is noted
     assert hashes(tmp_path) == straight
 
 

@@ -509,3 +509,5 @@ def test_a_server_optimizer_has_an_effect_only_in_the_warm_up() -> None:
     Experiment.of(compose(fedadam))
     with pytest.raises(ConfigError, match="server optimizer has no effect"):
         Experiment.of(compose([*fedadam, "aggregator.warm_up=0"]))
+    with pytest.raises(ConfigError, match="server optimizer has no effect"):
+        Experiment.of(compose([*fedadam, "rounds=4", "aggregator.warm_up=0.1"]))  # no round

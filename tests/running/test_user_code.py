@@ -316,6 +316,7 @@ MERGE = """
 """
 SHARES = """
     from dataclasses import dataclass
+    import torch
     from fedexp.methods.fedavg import Mean
 
     @dataclass(frozen=True)
@@ -350,11 +351,12 @@ STEP = """
     ("aggregator", MERGE, "k: v.double() for k, v in mean.items()", "float64", 8),
     ("aggregator", MERGE, "k: v for k, v in mean.items() if 'bias' not in k", "got:      no such tensor", 8),
     ("aggregator", MERGE, "**mean, 'more': p", "at 'more'", 8),
-    ("aggregator", SHARES, "0.5", "weights of the merged update do not fit", 7),
-    ("aggregator", SHARES, "*p, *p, *p", "...] (9 values)", 7),
-    ("aggregator", SHARES, "*p[1:]", "a list of 3 finite numbers", 7),
-    ("aggregator", SHARES, "*p[1:], float('nan')", "nan", 7),
-    ("aggregator", SHARES, "0.0 for each in p", "got:      [0.0, 0.0, 0.0]", 7),
+    ("aggregator", SHARES, "0.5", "weights of the merged update do not fit", 8),
+    ("aggregator", SHARES, "*p, *p, *p", "...] (9 values)", 8),
+    ("aggregator", SHARES, "*p[1:]", "a list of 3 finite numbers", 8),
+    ("aggregator", SHARES, "*p[1:], float('nan')", "nan", 8),
+    ("aggregator", SHARES, "torch.ones(3) for each in p", "got:      list\n", 8),
+    ("aggregator", SHARES, "0.0 for each in p", "got:      [0.0, 0.0, 0.0]", 8),
     ("aggregator", FUSE, "k: v[None] for k, v in first.params.items()", "the server's model does not fit", 7),
     ("server_optimizer", STEP, "k: v[None] for k, v in w.items()", "the new model does not fit", 7),
 ])  # fmt: skip
