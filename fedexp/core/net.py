@@ -16,7 +16,7 @@ from fedexp.core.numerics import Precision
 from fedexp.core.torch_private import is_vmapped
 from fedexp.core.trees import Tree
 from fedexp.core.user_code import is_ours
-from fedexp.core.weights import ModelSpec, Weights, computes_channels_last
+from fedexp.core.weights import ModelSpec, Weights, computes_channels_last, frozen_of
 
 LAYERS = (nn.Linear, nn.Conv2d)
 _RANDOM_LAYERS = (
@@ -79,8 +79,9 @@ class Net:
             penultimate features. By default it is the last linear layer. Empty if there
             is none.
         has_batch_norm: Whether the network has BatchNorm layers in training mode, which
-            need at least two samples. BatchNorm layers that the module keeps in
-            evaluation mode do not count.
+            need at least two samples. BatchNorm layers that stay in evaluation mode do
+            not count. These are layers with frozen running statistics, and layers that
+            the module's own method `train` keeps in this mode.
     """
 
     def __init__(
@@ -105,6 +106,13 @@ class Net:
             for name, m in self._parts.items()
             if isinstance(m, nn.modules.batchnorm._BatchNorm)
         }
+        frozen = frozen_of(spec.arch, tuple(name for name, _ in self._module.named_buffers()))
+        self._frozen_norms = [
+            m
+            for name, m in self._parts.items()
+            if isinstance(m, nn.modules.batchnorm._NormBase)
+            and _joined(name, "running_mean") in frozen
+        ]
         linear = [name for name, m in self._parts.items() if isinstance(m, nn.Linear)]
         self.head_module: str = getattr(
             type(self._module), "head_module", linear[-1] if linear else ""
@@ -120,6 +128,8 @@ class Net:
         self._channels_last = computes_channels_last(spec, device.type) and any(
             value.dim() == 4 for value in self._module.parameters()
         )
+        # A new module is in training mode although its method `train` was never called.
+        self._set_mode(True)
         self.has_batch_norm = any(self._parts[name].training for name in self._norms)
 
     @classmethod
@@ -135,8 +145,13 @@ class Net:
     def train(self, mode: bool = True) -> Net:
         """Set training or evaluation mode, and return this network."""
         if self._module.training != mode:
-            self._module.train(mode)
+            self._set_mode(mode)
         return self
+
+    def _set_mode(self, mode: bool) -> None:
+        self._module.train(mode)
+        for norm in self._frozen_norms:
+            norm.eval()
 
     def set_noise(self, noise: Callable[[str, tuple[int, ...]], Tensor] | None) -> None:
         """Set the source of random numbers that random layers use in training."""
@@ -326,14 +341,18 @@ def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any],
 def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
     """Return the module's declared ``linear_chain``, or () if it may be wrong.
 
-    A chain is trusted if the class that defines `forward` also declares the chain, and
-    if the chain names every parameter.
+    A chain is trusted if the class that defines `forward` also declares the chain, if
+    the chain names every parameter, and if its layers are of the class `nn.Linear`. A
+    subclass of `nn.Linear` may compute something else.
     """
     if not same_author(type(module), "linear_chain", "forward"):
         return ()
     chain: tuple[tuple[str, str | None], ...] = getattr(module, "linear_chain", ())
     named = [name for layer in chain for name in layer if name is not None]
-    return chain if sorted(named) == sorted(name for name, _ in module.named_parameters()) else ()
+    if sorted(named) != sorted(name for name, _ in module.named_parameters()):
+        return ()
+    layers = (module.get_submodule(weight.rpartition(".")[0]) for weight, _ in chain)
+    return chain if all(type(layer) is nn.Linear for layer in layers) else ()
 
 
 def same_author(kind: type, claim: str, about: str) -> bool:

@@ -162,15 +162,16 @@ class ModelSpec:
         }
         return ModelSpec(self.arch, tuple(sorted(own.items())))
 
-    def module(self) -> nn.Module:
+    def module(self, seed: int = 0) -> nn.Module:
         """Build a new PyTorch module of this spec.
 
-        The initial values depend on torch's global generator, which `Weights.init`
-        seeds. The state of the generator is restored afterwards.
+        The initial values are those of `seed`. They are drawn from torch's global
+        generator, whose state is restored afterwards.
         """
         kind = locate(self.arch, nn.Module, "model")
         try:
             with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)
                 module: nn.Module = kind(**dict(self.kwargs))
         except ValueError as error:
             raise ConfigError(
@@ -268,9 +269,7 @@ class Weights:
     @classmethod
     def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
         """Return the initial weights that the network's class produces with `seed`."""
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            module = spec.module()
+        module = spec.module(seed)
         params = {
             name: value.detach().to(device, dtype) for name, value in module.named_parameters()
         }

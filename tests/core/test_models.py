@@ -46,6 +46,40 @@ class Spatial(nn.Module):
         return self.fc(self.drop(x).flatten(1))
 
 
+class OwnTrain(nn.Module):
+    """A network whose own method `train` keeps BatchNorm in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def train(self, mode: bool = True) -> OwnTrain:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.norm(x))
+
+
+class FrozenNorm(OwnTrain):
+    """The same network with frozen running statistics instead."""
+
+    frozen_parameters = ("norm.*",)
+    train = nn.Module.train
+
+
+class RandomFeatures(nn.Module):
+    """A network with random numbers that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.projection = nn.Linear(4, 3), torch.randn(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x @ self.projection)
+
+
 def spec(name: str, **kwargs) -> ModelSpec:
     return ModelSpec(f"{__name__}.{name}", tuple(sorted(kwargs.items())))
 
@@ -54,6 +88,28 @@ def test_initialisation_is_a_function_of_the_seed() -> None:
     one, same, other = (Weights.init(spec("Tied"), seed, CPU, torch.float32) for seed in (1, 1, 2))
     assert torch.equal(one.params["a.weight"], same.params["a.weight"])
     assert not torch.equal(one.params["a.weight"], other.params["a.weight"])
+
+
+@pytest.mark.parametrize("name", ["OwnTrain", "FrozenNorm"])
+def test_a_norm_may_stay_in_evaluation_mode(name: str) -> None:
+    weights = Weights.init(spec(name), 1, CPU, torch.float32)
+    before = weights.buffers["norm.running_mean"].clone()
+    net, x = Net(spec(name), CPU, torch.float32), torch.randn(5, 4, generator=torch.Generator())
+    assert not net.has_batch_norm
+    for mode in (True, False, True):
+        net.train(mode)(weights.params, weights.buffers, x)
+        assert torch.equal(weights.buffers["norm.running_mean"], before)
+
+
+def test_a_network_does_not_depend_on_the_global_generator() -> None:
+    weights, x = Weights.init(spec("RandomFeatures"), 1, CPU, torch.float32), torch.ones(1, 4)
+    outputs = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in (1, 2):
+            torch.default_generator.manual_seed(seed)
+            net = Net(spec("RandomFeatures"), CPU, torch.float32)
+            outputs.append(net(weights.params, weights.buffers, x))
+    assert torch.equal(*outputs)
 
 
 def test_tied_parameters_are_one_and_swap_together() -> None:
