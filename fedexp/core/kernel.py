@@ -101,7 +101,7 @@ def train_client(
 
     optimizer = LocalOptimizer(local_training)
     measured: defaultdict[str, list[Tensor]] = defaultdict(list)
-    versions = _versions(job)
+    versions = tensor_versions(job)
     net.train()
     net.set_noise(noise)
     adjustment, ascent = trainer.adjustment(ctx), trainer.ascent(ctx)
@@ -134,13 +134,7 @@ def train_client(
 
     payload, state = trainer.finish(values, buffers, ctx)
     net.set_noise(None)
-    if _versions(job) != versions:
-        raise ClientError(
-            f"the trainer {type(trainer).__name__} changed a tensor of ctx in place",
-            where=place_of_class(type(trainer)),
-            expected="hooks that change no tensor of ctx.start, received, shared and state",
-            do="return new tensors, for example v + 1 instead of v.add_(1)",
-        )
+    check_unchanged(job, versions)
     trained = {**params, **values}
     metrics, finite = means(measured, schedule, trees.total([*trained.values(), *buffers.values()]))
     weights = Weights(job.start.spec, trained, buffers)
@@ -284,11 +278,8 @@ def overrides(trainer: Trainer, hook: str) -> bool:
     return getattr(type(trainer), hook) is not getattr(Trainer, hook)
 
 
-def _versions(job: ClientJob) -> list[int]:
-    """Return how often each tensor that the hooks of a job read was changed in place.
-
-    Other clients read the same tensors, so a changed tensor would change their results.
-    """
+def tensor_versions(job: ClientJob) -> list[int]:
+    """Count the in-place changes of each tensor that the hooks of a job read."""
     trees_read = [job.start.params, job.start.buffers, *job.shared.values()]
     trees_read += (job.state or {}).values()
     # Inference tensors, which a user's server may return, have no such number
@@ -297,6 +288,27 @@ def _versions(job: ClientJob) -> list[int]:
         for tree in trees_read
         for value in tree.values()
     ]
+
+
+def check_unchanged(job: ClientJob, versions: list[int]) -> None:
+    """Refuse a trainer whose hooks changed a tensor that they may only read.
+
+    Other clients read the same tensors, so a changed tensor would change their results.
+
+    Args:
+        job: The job, after its hooks were called.
+        versions: The result of `tensor_versions` before the first hook was called.
+
+    Raises:
+        ClientError: A hook changed a tensor in place.
+    """
+    if tensor_versions(job) != versions:
+        raise ClientError(
+            f"the trainer {type(job.trainer).__name__} changed a tensor of ctx in place",
+            where=place_of_class(type(job.trainer)),
+            expected="hooks that change no tensor of ctx.start, received, shared and state",
+            do="return new tensors, for example v + 1 instead of v.add_(1)",
+        )
 
 
 def context(

@@ -86,13 +86,14 @@ class Worker:
         torch.set_num_threads(threads)
         if not self._opened:
             keep_freed_memory()
-            self._switches = use_numerics(numerics)  # entered for as long as the actor lives
-            self._switches.__enter__()
             # Ray shows an actor only its own GPU.
             self._device = torch.device("cpu" if numerics.device == "cpu" else "cuda")
+            numerics = replace(numerics, device=self._device.type)
+            self._switches = use_numerics(numerics)  # entered for as long as the actor lives
+            self._switches.__enter__()
             try:
                 self._engine = build(Engine, inner, "engine.inner")  # type: ignore[type-abstract]
-                self._engine.open(replace(numerics, device=self._device.type), threads)
+                self._engine.open(numerics, threads)
             except FedexpError as error:
                 return error
             self._engine.note = self._notes.append

@@ -38,12 +38,14 @@ from fedexp.core.kernel import (
     StepNoise,
     by_name,
     check_measured,
+    check_unchanged,
     context,
     epoch_order,
     last_epoch,
     overrides,
     schedule_of,
     take_step,
+    tensor_versions,
 )
 from fedexp.core.local_optimizers import LocalOptimizer
 from fedexp.core.net import Net
@@ -71,6 +73,7 @@ class _StackedClient:
     schedule: Schedule
     noise: StepNoise
     ctx: Ctx
+    versions: list[int]  # of the job's tensors, before the first hook is called
 
 
 def train_stack(
@@ -106,7 +109,7 @@ def train_stack(
     for job, index in zip(jobs, indices, strict=True):
         schedule, noise = schedule_of(job, net, len(index)), StepNoise(job.seed, samples.x.device)
         ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
-        clients.append(_StackedClient(job, index, schedule, noise, ctx))
+        clients.append(_StackedClient(job, index, schedule, noise, ctx, tensor_versions(job)))
 
     # Clients are ordered by descending number of steps, so the clients that still train
     # are always the first ones. Without padding, clients with equally many steps are
@@ -324,6 +327,7 @@ class _Training:
             {name: params[name] for name in self._whole.live}, buffers, client.ctx
         )
         net.set_noise(None)
+        check_unchanged(job, client.versions)
 
         weights = Weights(job.start.spec, params, buffers)
         return ClientResult(

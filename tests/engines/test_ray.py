@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ from tests.engines.compare import about, distinct_methods
 from tests.engines.plugins import Deadly, NoBatchingRule, Slow
 from tests.killing import kill
 from tests.reference.witness import Witness, told
+from tests.simulated_cuda.device import simulate
 from tests.world import World, assert_same, make_data, make_world
 
 # These variables must be set before ray is imported. They switch off usage statistics,
@@ -260,6 +262,16 @@ def test_other_torch_on_a_node_is_refused() -> None:
     refusal = Worker().ready({}, NUMERICS, 1, "1.0")
     assert isinstance(refusal, ConfigError)
     assert "torch is not the same" in str(refusal) and torch.__version__ in str(refusal)
+
+
+def test_an_actor_uses_the_gpu_that_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver may compute on another GPU. The simulated actor has only one."""
+    context = SimpleNamespace(get_node_id=lambda: "node")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: context))
+    inner = {"_target_": "fedexp.engines.serial.Serial"}
+    with torch.random.fork_rng(devices=[]), simulate(1):
+        numerics = replace(NUMERICS, device="cuda:1", dtype="float32")
+        assert Worker().ready(inner, numerics, 1, torch.__version__) == "node"
 
 
 def test_a_lost_node_changes_no_bit(

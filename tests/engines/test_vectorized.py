@@ -21,7 +21,7 @@ from fedexp.core.net import Net, same_author
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.task import Batch
 from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer, elementwise
-from fedexp.core.trees import Tree
+from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import ModelSpec
 from fedexp.data.augment import Augment
 from fedexp.engines.kernels import linear
@@ -301,14 +301,48 @@ class TanhMLP(MLP):
         return self.output(x)
 
 
+class CosineHead(nn.Linear):
+    """A layer that has the parameters of a linear layer and computes a cosine."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 5 * F.normalize(x) @ F.normalize(self.weight).T + self.bias
+
+
+class CosineMLP(MLP):
+    """A model that inherits a ReLU chain and replaces one of its layers."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        self.output = CosineHead(self.output.in_features, self.output.out_features)
+
+
 def test_inherited_claims_are_not_believed() -> None:
     w = world(sizes=EQUAL)
     jobs = [replace(job, task=Smooth()) for job in second_round_jobs(w)]
     assert_matches_serial(Vectorized(stack=5), w, jobs, 1e-9)
-    w = world(
-        sizes=EQUAL, model={"_target_": "tests.engines.test_vectorized.TanhMLP", "hidden": [5]}
-    )
-    assert_matches_serial(Vectorized(stack=5), w, second_round_jobs(w), 1e-9)
+    for name in ("TanhMLP", "CosineMLP"):
+        model = {"_target_": f"tests.engines.test_vectorized.{name}", "hidden": [5]}
+        w = world(sizes=EQUAL, model=model)
+        assert_matches_serial(Vectorized(stack=5), w, second_round_jobs(w), 1e-9)
+
+
+class Scaled(MLP):
+    """An MLP whose output has a learned factor, a parameter without axes."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * super().forward(x)
+
+
+def test_norms_include_parameters_without_axes() -> None:
+    model = {"_target_": "tests.engines.test_vectorized.Scaled", "hidden": [5]}
+    w = world("fedsam", "local.clip=0.5", sizes=EQUAL, model=model)
+    engine = Vectorized(stack=5)
+    assert_matches_serial(engine, w, second_round_jobs(w), 1e-9)
+    assert engine.stacked_steps
 
 
 @dataclass(frozen=True)
@@ -403,6 +437,23 @@ def test_out_of_memory_halves_the_stack_and_trains_the_same(
     monkeypatch.setattr(vectorized, "train_stack", small_device)
     assert_matches_serial(Vectorized(stack=5), w, jobs, 1e-9)
     assert tried == [5, 2, 1, 2]
+
+
+@dataclass(frozen=True)
+class Changing(Trainer):
+    """A trainer that changes the model that all clients received."""
+
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+        next(iter(ctx.received.params.values())).add_(1)
+        return {}, None
+
+
+@pytest.mark.parametrize("kernel", ["linear", "vmap"])
+def test_a_hook_that_changes_what_clients_share_is_refused(kernel: str) -> None:
+    w = world(sizes=EQUAL)
+    jobs = [replace(job, trainer=Changing()) for job in second_round_jobs(w)]
+    with pytest.raises(ClientError, match="Changing changed a tensor of ctx in place"):
+        list(Vectorized(stack=5, kernel=kernel).map(jobs, w.data))
 
 
 def test_errors_name_the_clients() -> None:

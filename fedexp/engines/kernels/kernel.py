@@ -119,7 +119,8 @@ class StackedVectors(Vectors):
 
     @staticmethod
     def norm(tensors: list[Tensor]) -> Tensor:
-        norms = [torch.linalg.vector_norm(value.flatten(1), dim=1) for value in tensors]
+        rows = [value.reshape(len(value), -1) for value in tensors]
+        norms = [torch.linalg.vector_norm(row, dim=1) for row in rows]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         return norm
 
