@@ -10,11 +10,13 @@ import bisect
 import itertools
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedexp.core.data import Samples
+from fedexp.core.device import wide
 from fedexp.core.net import Net
 from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Batch, Metrics, Task
@@ -121,6 +123,8 @@ class Evaluator:
             The metrics of each part. They are {} for an empty part.
         """
         nets = [self._net(model) for model in models]
+        weights = None if outcome.weights is None else outcome.weights.to(order.device)
+        outcome = replace(outcome, weights=weights)
         totals: list[dict[str, Tensor]] = [{} for _ in bounds[1:]]
 
         first = 0  # the first part that does not end before the batch
@@ -141,11 +145,12 @@ class Evaluator:
                     for name, value in self.task.totals(output[own], y[own]).items():
                         total[name] = total[name] + value if name in total else value
 
+        # Reading a number from a GPU waits for all its work, so all are read at once.
+        values = [wide(value) for total in totals for value in total.values()]
+        numbers = iter(torch.stack(values).tolist() if values else ())
         sizes = [high - low for low, high in itertools.pairwise(bounds)]
         return [
-            self.task.metrics({name: float(value) for name, value in total.items()}, size)
-            if size
-            else {}
+            self.task.metrics({name: next(numbers) for name in total}, size) if size else {}
             for total, size in zip(totals, sizes, strict=True)
         ]
 

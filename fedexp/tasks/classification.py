@@ -49,11 +49,10 @@ class Classification(Task):
             return (stacked * shares[:, None]).sum(0) / totals.where(totals > 0, 1)
 
         share = (
-            torch.full((len(outputs),), 1 / len(outputs))
+            stacked.new_full((len(outputs),), 1 / len(outputs))
             if weights is None
-            else weights / weights.sum()
-        )
-        share = share.to(stacked).reshape(-1, 1, 1)
+            else (weights / weights.sum()).to(stacked)
+        ).reshape(-1, 1, 1)
 
         # The mean is computed from log-probabilities. Otherwise a probability that is
         # too small for float32 would be rounded to 0, and the loss would be infinite.

@@ -61,10 +61,13 @@ class CvaeTask(Task):
         The mean loss is an upper bound of the loss of a mixture of the models, by
         Jensen's inequality. `rule` has no effect.
         """
-        share = torch.ones(len(outputs)) if weights is None else weights
-        return torch.einsum(
-            "i,i...->...", (share / share.sum()).to(outputs[0]), torch.stack(list(outputs))
+        stacked = torch.stack(list(outputs))
+        share = (
+            stacked.new_full((len(outputs),), 1 / len(outputs))
+            if weights is None
+            else (weights / weights.sum()).to(stacked)
         )
+        return torch.einsum("i,i...->...", share, stacked)
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"loss": wide(output.sum()), "reconstruction_loss": wide(output[:, 0].sum())}

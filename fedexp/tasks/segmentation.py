@@ -52,8 +52,11 @@ class Segmentation(Task):
         there is only one class.
         """
         stacked = torch.stack(list(outputs))
-        weights = torch.ones(len(outputs)) if weights is None else weights.flatten()
-        share = (weights / weights.sum()).to(stacked).reshape(-1, 1, 1, 1, 1)
+        share = (
+            stacked.new_full((len(outputs),), 1 / len(outputs))
+            if weights is None
+            else (weights.flatten() / weights.sum()).to(stacked)
+        ).reshape(-1, 1, 1, 1, 1)
 
         # The means are computed from log-probabilities. Otherwise a very small
         # probability would be rounded to 0.
