@@ -135,8 +135,7 @@ def _mapped(weights: Weights, spec: ModelSpec, change: Callable[[str, Tensor], T
 @by_spec
 def _shapes(spec: ModelSpec) -> dict[str, torch.Size]:
     """Return the shape of every parameter and buffer."""
-    with torch.device("meta"):
-        module = spec.module()
+    module = spec.module_without_values()
     return {
         name: value.shape for name, value in (*module.named_parameters(), *module.named_buffers())
     }

@@ -99,8 +99,8 @@ def _folding(spec: ModelSpec, input_shape: tuple[int, ...]) -> _Folding:
         "without_batch_norm", "the network's BatchNorms cannot be folded into its layers"
     )
 
-    with torch.device("meta"):
-        shapes = {name: value.shape for name, value in changed.module().named_parameters()}
+    module = changed.module_without_values()
+    shapes = {name: value.shape for name, value in module.named_parameters()}
 
     folding = _Folding(changed, shapes, pairs)
     generator = torch_generator(seed_of("folding"))

@@ -268,10 +268,8 @@ def with_widths(
 
     sizes |= widths
     changed = spec.variant("with_widths", "the network's widths cannot be changed", sizes)
-    with torch.device("meta"):
-        rows = {
-            name: len(value) for name, value in changed.module().named_parameters() if value.dim()
-        }
+    module = changed.module_without_values()
+    rows = {name: len(value) for name, value in module.named_parameters() if value.dim()}
 
     if any(rows.get(layer) != sizes[group.name] for group in groups for layer in group.layers):
         raise ConfigError(

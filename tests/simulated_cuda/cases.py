@@ -103,4 +103,13 @@ CASES = {
     "cvae": Case([*_VMAP, "task=cvae", "model=cvae", "model.hidden=[16]"], 124),
     "bf16": Case([*_VMAP, *_GREY, "model=cnn_mnist", "precision=bf16"], 86, has_same_bits=False),
     "deterministic": Case([*_STACK, "method=scaffold", "deterministic=true"], 27),
+    "deterministic matching": Case(
+        [
+            *_STACK,
+            "method=ot_fusion",
+            "deterministic=true",
+            "aggregator.alignment.transform=median",
+        ],
+        rounds=1,
+    ),
 }

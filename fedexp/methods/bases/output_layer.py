@@ -126,8 +126,7 @@ def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], where: str, do:
 def _output_rows(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[int, str]:
     """Return the number of rows of the last layer's weight, and its name."""
     name = layers_of(spec, input_shape)[-1].weight
-    with torch.device("meta"):
-        return len(spec.module().get_parameter(name)), name
+    return len(spec.module_without_values().get_parameter(name)), name
 
 
 def presence_probes(choice: str, env: Env) -> tuple[Probe, ...]:
