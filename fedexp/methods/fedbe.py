@@ -80,10 +80,10 @@ class FedBE(Distilling):
         samples: Number of sampled models (M).
         alpha: Concentration of the Dirichlet distribution.
         temperature: Temperature T of the sharpening. 1 means no sharpening.
-        swa_start: Number of the optimizer step, from 0, after which the student enters
-            the average for the first time. If there is no such step, the last student
-            is the round's model.
-        swa_every: Optimizer steps between two students that enter the average.
+        swa_start: Optimizer steps at the start of a round whose students do not enter
+            the average. If no student enters it, the last one is the round's model.
+        swa_every: After these first steps, the student enters the average whenever the
+            number of steps is a multiple of this number.
     """
 
     optimizer: Optimizer = field(default_factory=lambda: Sgd(momentum=0.9, weight_decay=1e-5))
@@ -189,8 +189,8 @@ class FedBE(Distilling):
         return kl(target, logits).mean() / logits.shape[1]
 
     def after_step(self, work: State, live: Tree, step: int) -> State:
-        since = step - self.swa_start
-        if since < 0 or since % self.swa_every:
+        steps_taken = step + 1
+        if steps_taken <= self.swa_start or steps_taken % self.swa_every:
             return work
         old = work["averaged"] or {"sum": trees.zeros_like(live), "count": 0}
         return {**work, "averaged": {"sum": trees.add(old["sum"], live), "count": old["count"] + 1}}

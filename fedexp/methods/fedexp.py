@@ -25,7 +25,9 @@ Differences from the paper:
 
 Differences from the authors' code:
     The code has ``m eps`` in the denominator, for m participants. With
-    ``eps_scaling=code`` this implementation has it, too.
+    ``eps_scaling=code`` this implementation has it, too. After the first round, the
+    code evaluates the new iterate alone. Here it is averaged with the initial model, as
+    the iterates after every other round are.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Ldam(Trainer):
 
     Args:
         M: Largest margin, that of the rarest class, in units of the unscaled logits z.
-            With 0 the loss equals plain cross-entropy bit-exactly.
+            With 0 and without `drw`, the loss equals plain cross-entropy bit-exactly.
         s: Scale of the logits. The network outputs s z.
         drw: Start of deferred re-weighting, as a share of a round's local steps in
             [0, 1]. From this step on, classes are weighted in the loss. None: classes

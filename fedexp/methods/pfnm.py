@@ -15,10 +15,7 @@ Update:
 
     In rounds after the first, every client trains its part of the fused network. The
     part consists of the global units to which the client's units were assigned in the
-    round before. Matching then begins with these assignments. In later rounds the
-    authors' code trains with weight decay towards the received model and a step size
-    that falls by 1 % per round. To reproduce this, set ``trainer=fedprox`` (whose
-    penalty includes the biases) and ``local.lr_decay=0.99``.
+    round before. Matching then begins with these assignments.
 
 Communication:
     Up: the trained model and the class counts n_{s,c}, the numbers of client s's
@@ -37,6 +34,12 @@ Differences from the paper:
     without hidden layers, only the rows of the output layer are estimated, class by
     class. In the paper all clients take part in every round. Here a client that was not
     in the last cohort gets the global units that most of the cohort's models have.
+
+Differences from the authors' code:
+    In the second round, the code trains with weight decay towards the received model.
+    From the third round on, it has no weight decay by default, and its step size falls
+    by 1 % per round. Here all rounds have the same local training. If the code runs
+    several rounds, it has three sweeps in the first of them, too (``sweeps=3``).
 """
 
 from __future__ import annotations

@@ -431,6 +431,7 @@ def test_drawn_models_have_their_distributions_moments(distribution: str) -> Non
 
 
 def test_the_students_average_is_that_of_every_second_one() -> None:
+    """After the first two steps, every second student enters the average."""
     steps = {"samples": 0, "epochs": None, "batch_size": 4}
     start = world_of("fedbe", **steps, steps=1).env.initial_weights()
     teachers = models_near(start, 2)
@@ -439,9 +440,9 @@ def test_the_students_average_is_that_of_every_second_one() -> None:
         world = world_of("fedbe", **{**steps, "lr": 1.0, "swa_start": 1000, **changes})
         return params_of(round_of(world, teachers)[0])[0]
 
-    two, four = student(steps=2), student(steps=4)
-    averaged = student(steps=5, swa_start=1, swa_every=2)
-    assert_same([averaged], [{name: (two[name] + four[name]) / 2 for name in two}], 1e-12)
+    four, six = student(steps=4), student(steps=6)
+    averaged = student(steps=7, swa_start=2, swa_every=2)
+    assert_same([averaged], [{name: (four[name] + six[name]) / 2 for name in four}], 1e-12)
 
 
 def test_recomputed_statistics_are_torchs() -> None:

@@ -10,9 +10,8 @@ Reference:
 Update:
     After local training the server averages the models as in FedAvg. Then it trains the
     generator ``z = G(y, eps)``, which makes features z from a class y and noise eps. y
-    is uniform over the classes of which at least one participant has more than one
-    sample. Each entry of eps is uniform on [0, 1) as in the code. The loss has two
-    terms:
+    is uniform over the classes of which at least one participant has a sample. Each
+    entry of eps is uniform on [0, 1) as in the code. The loss has two terms:
 
     - ``sum_k a_k(y) CE(head_k(z), y)``, averaged over the batch. CE is the
       cross-entropy. head_k is the head of client k's model, which maps features to
@@ -34,8 +33,10 @@ State:
 
 Differences from the authors' code:
     For the class counts, the code counts the samples in a client's training batches.
-    Here all samples of a client are counted. The adversarial student term, which has
-    weight 0 in the code, is left out.
+    Here all samples of a client are counted. In the code, clients draw classes for the
+    generator from those of all clients. Here they draw from the classes of the
+    participants so far. The adversarial student term, which has weight 0 in the code,
+    is left out.
 """
 
 from __future__ import annotations
@@ -225,8 +226,8 @@ class FedGen(Mean):
             The generator, its optimizer's state, and its mean loss as a metric.
         """
         old, optimizer = state["generator"], state["optimizer"]
-        classes = (held > 1).any(0).nonzero()[:, 0]
-        steps = env.server_steps(self.steps) if self.steps and len(classes) else 0
+        classes = (held > 0).any(0).nonzero()[:, 0]
+        steps = env.server_steps(self.steps) if self.steps else 0
         params, buffers = old.params, trees.clone(old.buffers)
         losses: dict[int, Tensor] = {}
         net = network(old.spec, env.device, env.dtype).train()
