@@ -13,7 +13,7 @@ import functools
 import itertools
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -282,7 +282,7 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
             raise ConfigError(f"'{clause}' is not key=value", where="--only")
         if key not in (options := ["method", *table.conditions]):
             raise ConfigError(f"unknown key '{key}'", where="--only", do=suggest(key, options))
-        values = [yaml.safe_load(part) for part in text.split(",")]
+        values = _scalars(text)
         known = (
             list(table.columns)
             if key == "method"
@@ -290,19 +290,33 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
         )
 
         columns = _columns_by_method(table) if key == "method" else {}
-        for value in values:
-            if value not in known and value not in columns:
+        for value in values or [text]:
+            if not values or (value not in known and value not in columns):
                 expected = list(dict.fromkeys(map(str, [*known, *columns])))
                 raise ConfigError(
                     f"no cell has {key}={value}",
                     where="--only",
                     expected=", ".join(expected),
-                    do=suggest(str(value), expected),
+                    do=suggest(str(value), expected)
+                    if values
+                    else f"write {key}={','.join(expected[:2])}",
                 )
             chosen = [value] if value in known else columns[value]
             only.setdefault(key, []).extend(chosen)
 
     return only
+
+
+def _scalars(text: str) -> list[Value]:
+    """Return the values of a text such as ``0.1,0.5``.
+
+    The result is empty if a value is a list, a mapping or not valid YAML.
+    """
+    try:
+        values = [yaml.safe_load(part) for part in text.split(",")]
+    except (yaml.YAMLError, ValueError):  # YAML raises ValueError for the date 2020-13-01
+        return []
+    return values if all(isinstance(value, Hashable) for value in values) else []
 
 
 def _columns_by_method(table: Table) -> dict[Value, list[Value]]:

@@ -369,6 +369,14 @@ def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) ->
         planned_cells(made, only=parse_only(made, ["clients=4", "start=diff"]))
 
 
+@pytest.mark.parametrize("text", ["[2,4]", "[2]", "{a}", "{a: 2}", "@x", '"2', "2020-13-01"])
+def test_only_refuses_a_value_that_is_not_a_scalar(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_only(table(tmp_path), [f"clients={text}"])
+    message = str(refused.value)
+    assert f"no cell has clients={text}" in message and "write clients=2,3" in message
+
+
 def test_jobs_that_share_clients_are_neighbours_and_each_runs_once(tmp_path: Path) -> None:
     both = [
         {
