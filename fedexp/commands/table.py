@@ -258,6 +258,7 @@ def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
 
 def _run(options: argparse.Namespace) -> int:
     from fedexp.commands.launching import multirun, run_sweep
+    from fedexp.storage.run_folder import RunFolder
     from fedexp.tables.lookup import FAILED
     from fedexp.tables.progress import ProgressMonitor
 
@@ -266,7 +267,11 @@ def _run(options: argparse.Namespace) -> int:
     todo = [job for job in jobs if not _is_done(request.cell_runs[job.overrides])]
     _check(request, todo)
     methods = {job.overrides: planned.method for planned in request.cells for job in planned.jobs}
-    waiting = [(methods[job.overrides], request.cell_runs[job.overrides].folder) for job in todo]
+    # With --any-code, the folder of a CellRun may be that of a run of other code.
+    waiting = [
+        (methods[job.overrides], RunFolder.of(request.cell_runs[job.overrides].config).path)
+        for job in todo
+    ]
     failed = sum(request.cell_runs[job.overrides].status in FAILED for job in todo)
     again = f" ({failed} failed before)" if failed else ""
     lacking = [cell for cell in request.cells if not cell.jobs]

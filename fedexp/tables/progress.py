@@ -21,12 +21,13 @@ _INTERVAL = 0.5
 class _LaunchedRun:
     """A launched job.
 
-    It has the column, the folder of the run, and the number of earlier attempts.
+    It has the column, the folder of the run, and the identity of the status file that
+    an earlier run or attempt left in the folder.
     """
 
     method: str
     folder: Path
-    attempts: int
+    earlier: tuple[int, int] | None
     # Computing time in seconds (0 if the run failed), None until the run has ended.
     seconds: float | None = None
 
@@ -34,7 +35,9 @@ class _LaunchedRun:
 class ProgressMonitor:
     """A monitor that prints the number of runs that are done, and the remaining time.
 
-    It only reads the run folders, so it works for every Hydra launcher.
+    It only reads the run folders, so it works for every Hydra launcher. The states that
+    the folders have when the monitor is made are those of earlier runs, and do not
+    count.
 
     Args:
         name: Name of the table.
@@ -45,7 +48,7 @@ class ProgressMonitor:
     def __init__(self, name: str, jobs: Sequence[tuple[str, Path]], done: int) -> None:
         self._name, self._done, self._failed = name, done, 0
         self._total = done + len(jobs)
-        self._jobs = [_LaunchedRun(method, folder, _attempts(folder)) for method, folder in jobs]
+        self._jobs = [_LaunchedRun(method, folder, _identity(folder)) for method, folder in jobs]
         self._began = time.monotonic()
         self._over = threading.Event()
 
@@ -70,7 +73,7 @@ class ProgressMonitor:
         ended = False
 
         for job in self._jobs:
-            if job.seconds is not None:
+            if job.seconds is not None or _identity(job.folder) == job.earlier:
                 continue
             state = read_mapping(job.folder / "status.json")
             if state.get("status") == "done" and (job.folder / "result.json").exists():
@@ -79,7 +82,7 @@ class ProgressMonitor:
                 )
                 job.seconds, ended = float(seconds), True
                 self._done += 1
-            elif state.get("status") == "failed" and _attempts(job.folder) > job.attempts:
+            elif state.get("status") == "failed":
                 job.seconds, ended = 0.0, True
                 self._failed += 1
 
@@ -111,5 +114,10 @@ class ProgressMonitor:
         return sum(sum(own) / len(own) for own in left) * elapsed / sum(ended)
 
 
-def _attempts(folder: Path) -> int:
-    return int(read_mapping(folder / "status.json").get("attempt", 0))
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return a value that changes when ``status.json`` is written, None without it."""
+    try:
+        found = (folder / "status.json").stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

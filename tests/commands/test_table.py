@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -26,6 +27,7 @@ import yaml
 from fedexp.commands.table import run_command
 from fedexp.config.compose import compose
 from fedexp.running.experiment import Experiment
+from fedexp.storage.files import write_json
 from fedexp.tables.load import table_names
 from fedexp.tables.paths import check_path
 from fedexp.tables.progress import ProgressMonitor
@@ -551,6 +553,40 @@ def test_time_left_goes_by_what_each_column_cost(tmp_path: Path) -> None:
     (jobs[2][1] / "status.json").write_text('{"status": "failed", "attempt": 1}')
     assert progress.update() and progress.seconds_left(6.0) == pytest.approx(1.0)
     assert progress.progress_line().startswith("table t: 5 of 7 runs done, 1 failed, about ")
+
+
+def test_progress_ignores_the_states_of_earlier_runs(tmp_path: Path) -> None:
+    old = {"done": {"seconds": {"total": 1.0}}, "failed": None}
+    for name, result in old.items():
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "status.json", {"status": name})
+        if result:
+            write_json(tmp_path / name / "result.json", result)
+    progress = ProgressMonitor("t", [(name, tmp_path / name) for name in old], done=0)
+    assert not progress.update()
+    for name in old:
+        write_json(tmp_path / name / "status.json", {"status": name})
+    assert progress.update()
+    assert progress.progress_line().startswith("table t: 1 of 2 runs done, 1 failed")
+
+
+def test_progress_with_any_code_is_read_in_the_folder_of_the_new_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = ["run", "my/tiny", "--only", "method=local", "beta=1"]
+    assert run_command(arguments) == 0
+    (result,) = Path("outputs").resolve().glob("runs/*/*/result.json")
+    folder = result.parent.rename(result.parent.with_name("0" * 8))
+    watched: list[Path] = []
+
+    class Monitor(ProgressMonitor):
+        def __init__(self, name: str, jobs: Sequence[tuple[str, Path]], done: int) -> None:
+            super().__init__(name, jobs, done)
+            watched.extend(path for _, path in jobs)
+
+    monkeypatch.setattr("fedexp.tables.progress.ProgressMonitor", Monitor)
+    assert run_command([*arguments, "--any-code"]) == 0
+    assert (folder / "result.json").exists() and watched == [result.parent]
 
 
 def test_next_commands_are_printed_after_a_complete_run(capfd: pytest.CaptureFixture[str]) -> None:
