@@ -352,7 +352,8 @@ def finding(report: Report) -> str:
       proposed method and the mean of the best baseline. Both are means over the rows
       that have a result of the proposed method.
     - If it has several rows but not the paper's numbers, the sentence has the number of
-      rows in which the proposed method is ahead of every baseline.
+      rows in which the proposed method is ahead of every baseline. Only rows in which
+      all baselines have a result are counted.
     """
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
     labels = {method.key: layout.marked_label(method) for method in layout.by_role(report)}
@@ -380,13 +381,15 @@ def finding(report: Report) -> str:
     mine, sign = numbers[ours[0]], 1 if report.higher_is_better else -1
 
     if not layout.has_reference(report):
-        if not rivals:
+        complete = [at for at in mine if all(at in numbers[m] for m in rivals)]
+        if not rivals or not complete:
             return ""
         ahead = sum(
-            all(_above(cell, numbers[m].get(at), sign) for m in rivals) for at, cell in mine.items()
+            all(_is_better(mine[at], numbers[m][at], sign) for m in rivals) for at in complete
         )
         return (
-            f"{labels[ours[0]]} is ahead of every baseline in {ahead} of {len(mine)} rows (means)."
+            f"{labels[ours[0]]} is ahead of every baseline in {ahead} of "
+            f"{texts.count(len(complete), 'row')} with results of all of them (means)."
         )
 
     text = (
@@ -408,12 +411,10 @@ def _mean_over_cells(cells: Sequence[Cell]) -> float:
     return sum(cell.mean for cell in cells if cell.mean is not None) / len(cells)
 
 
-def _above(a: Cell, b: Cell | None, sign: int) -> bool:
-    """Return whether `a` has a better mean than `b`.
-
-    The result is also True if `b` is None, or if `a` or `b` has no mean.
-    """
-    return b is None or a.mean is None or b.mean is None or sign * (a.mean - b.mean) > 0
+def _is_better(a: Cell, b: Cell, sign: int) -> bool:
+    """Return whether `a` has a better mean than `b`. Both cells must have a mean."""
+    assert a.mean is not None and b.mean is not None
+    return sign * (a.mean - b.mean) > 0
 
 
 def _beside(report: Report, cells: Sequence[Cell]) -> str:

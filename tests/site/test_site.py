@@ -20,7 +20,9 @@ from fedexp.site import build, leaderboards, records, results
 from fedexp.site.page import Page
 from fedexp.site.records import Result
 from fedexp.tables.load import load_table
+from fedexp.tables.report.report import Method
 from scripts.check_site import broken
+from tests.tables.reports import cell, report
 
 RESULTS = conf_dir().parent / "scripts" / "results"
 
@@ -338,6 +340,23 @@ def test_what_is_lacking_is_said_in_words(
     )
     monkeypatch.setattr(build, "find_spec", lambda name: None)
     assert run_command(site) == 2 and "pip install 'fedexp[docs]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("baselines", "expected"), [
+    ([(1.0, 1.0), (1.0, None), (9.0, 1.0), (None, None)], "1 of 2 rows with results of all of them"),
+    ([(1.0, 1.0), (1.0, None), (1.0, None), (None, 1.0)], "1 of 1 row with results of all of them"),
+    ([(1.0, None), (1.0, None), (None, 1.0), (None, 1.0)], ""),
+])  # fmt: skip
+def test_finding_counts_only_rows_in_which_all_baselines_were_run(
+    baselines: list[tuple[float | None, ...]], expected: str
+) -> None:
+    cells = []
+    for x, (a, b) in enumerate(baselines):
+        for name, value in (("ours", 5.0), ("a", a), ("b", b)):
+            cells.append(cell({"x": x}, name, None, *([] if value is None else [value])))
+    methods = (Method("ours", "Ours", role="proposed"), Method("a", "A"), Method("b", "B"))
+    text = results.finding(report(keys=("x",), methods=methods, cells=tuple(cells)))
+    assert text == (f"Ours is ahead of every baseline in {expected} (means)." if expected else "")
 
 
 def test_numbers_of_another_paper_do_not_count_for_the_folders_paper() -> None:
