@@ -53,6 +53,7 @@ _COSTS = ("seconds.", "rounds_to.")
 _ROWS = "{rows}"
 _ABSENT = f"{_ROWS} lack runs of a column"
 _SINGLE = f"{_ROWS} with one seed"
+_APART = "no common seeds"
 
 
 @dataclass(frozen=True)
@@ -304,8 +305,10 @@ def _why_undecided(claim: Claim, table: Table, tests: Sequence[_Test], n: int) -
     empty = [test for test in tests if not any(pairs.differences for pairs in test.alternatives)]
     missing = [test for test in empty if not any(pairs.censored for pairs in test.alternatives)]
     if missing:
-        has_runs = any(pairs.lacks_curve for test in missing for pairs in test.alternatives)
-        return (f"the runs have no curve {claim.curve} in {_ROWS}" if has_runs else _ABSENT), ""
+        lacking = [pairs for test in missing for pairs in test.alternatives]
+        if any(pairs.lacks_curve for pairs in lacking):
+            return f"the runs have no curve {claim.curve} in {_ROWS}", ""
+        return (f"{_APART} in {_ROWS}" if all(p.are_apart for p in lacking) else _ABSENT), ""
     if not any(pairs.censored for test in tests for pairs in test.alternatives):
         return _SINGLE, ""
 
@@ -327,11 +330,22 @@ class _Pairs:
         censored: Number of pairs that were left out, because both numbers are infinite.
             Both runs miss a target, and it is not known which one misses it by more.
         lacks_curve: Whether a cell has runs, but none of them has the claim's curve.
+        are_apart: Whether both cells have numbers, but no common split seed.
     """
 
     differences: tuple[float, ...]
     censored: int = 0
     lacks_curve: bool = False
+    are_apart: bool = False
+
+    @property
+    def why_empty(self) -> str:
+        """Reason why there are no differences, "" if there are some."""
+        if self.differences:
+            return ""
+        if self.censored or self.lacks_curve:
+            return "no pairs to compare"
+        return _APART if self.are_apart else "a column has no runs"
 
     @classmethod
     def of(cls, numbers: Iterable[tuple[float, float]]) -> _Pairs:
@@ -446,7 +460,8 @@ def _paired(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> _
     There is one pair for every split seed for which both cells have a number.
     """
     left, right = numbers.ours.get((place, a), {}), numbers.ours.get((other, b), {})
-    return _Pairs.of((left[seed], right[seed]) for seed in left if seed in right)
+    found = _Pairs.of((left[seed], right[seed]) for seed in left if seed in right)
+    return replace(found, are_apart=bool(left and right and not left.keys() & right.keys()))
 
 
 def _printed(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> float | None:
@@ -491,7 +506,8 @@ def _sooner(
         if (where, curve) == (place, claim.curve)
     }
     lacks_curve = any(numbers.ours.get((place, name)) and name not in drawn for name in (a, b))
-    return replace(_Pairs.of(found), lacks_curve=lacks_curve)
+    are_apart = {a, b} <= drawn and not found
+    return replace(_Pairs.of(found), lacks_curve=lacks_curve, are_apart=are_apart)
 
 
 def _target(target: Target, a: float, b: float, higher_is_better: bool) -> float:
@@ -623,7 +639,15 @@ def _claim_row(
     estimate = _middle(found) if found else None
     in_favour = sum(d > 0 for d in found)
 
-    row = ClaimRow(group.conditions, state, estimate, len(found), in_favour, _in_print(tests))
+    row = ClaimRow(
+        group.conditions,
+        state,
+        estimate,
+        len(found),
+        in_favour,
+        _in_print(tests),
+        worst.why_empty,
+    )
     return row, worst.censored
 
 

@@ -17,6 +17,7 @@ from scipy import stats
 from fedexp.core.build import build
 from fedexp.tables.claims import Curve, decide, decide_claims
 from fedexp.tables.report.report import Cell, ClaimResult, Variant
+from fedexp.tables.report.texts import claim_row
 from fedexp.tables.schema import Table
 
 # One number per seed, by row and column.
@@ -39,12 +40,15 @@ def result(
     descending: bool = False,
     changes: Mapping[str, Any] | None = None,
     at_chance: Mapping[tuple[int, str], tuple[bool, ...]] | None = None,
+    first_seed: Mapping[str, int] | None = None,
 ) -> ClaimResult:
     """Return the result of a claim about a made-up table.
 
     The table has a row for each `x`, the columns a, b, c and d, and a column that reads
-    the runs of a. The column d has the rows 1 and 2 only.
+    the runs of a. The column d has the rows 1 and 2 only. The seeds of a column are 0,
+    1, ... unless `first_seed` names another first one.
     """
+    first = first_seed or {}
     rows = sorted({row for row, _ in {**runs, **(curves or {}), **(printed or {})}})
     rows = rows[::-1] if descending else rows
     node = {
@@ -71,7 +75,7 @@ def result(
             tuple(v),
             tuple(range(len(v))),
             "reproduced",
-            split_seeds=tuple(f"seed={i}" for i in range(len(v))),
+            split_seeds=tuple(f"seed={i}" for i, _ in enumerate(v, first.get(m, 0))),
             did_not_learn=(at_chance or {}).get((x, m), ()),
         )
         for (x, m), v in runs.items()
@@ -79,7 +83,7 @@ def result(
     drawn = {
         ((x, -x), m, f"seed={i}", "acc"): c
         for (x, m), own in (curves or {}).items()
-        for i, c in enumerate(own)
+        for i, c in enumerate(own, first.get(m, 0))
     }
     (found,) = decide_claims(table, variant, cells, drawn, objection)
     return found
@@ -308,6 +312,30 @@ def test_runs_without_the_curve_of_a_claim_are_named() -> None:
     found = result(SOONER | {"curve": "ac"}, pairs(FAR), curves={(1, "a"): [FAST] * 3})
     assert found.state == "undecided"
     assert found.reason.startswith("the runs have no curve ac in 1 of 1 rows")
+
+
+def test_a_row_without_pairs_names_the_reason() -> None:
+    never = {(1, "a"): [math.inf] * 3, (1, "b"): [math.inf] * 3}
+    curves = {(1, "a"): [FAST] * 3, (1, "b"): [SLOW] * 3}
+    for expected, found in {
+        "a column has no runs": result({}, {(1, "a"): FAR}),
+        "no pairs to compare": result({}, never),
+        "no common seeds": result({}, pairs(FAR), first_seed={"b": 3}),
+    }.items():
+        assert claim_row(found.rows[0]) == f"x 1, y -1: undecided, {expected}"
+
+    found = result({}, pairs(FAR, FAR), first_seed={"b": 3})
+    assert found.reason == "no common seeds in 2 of 2 rows"
+    found = result({"b": ["b", "c"]}, pairs(FAR), first_seed={"b": 3})
+    assert found.reason == "1 of 1 rows lack runs of a column"
+
+    found = result(SOONER, pairs(FAR), curves=curves, first_seed={"b": 3})
+    assert found.reason == "no common seeds in 1 of 1 rows"
+    assert claim_row(found.rows[0]) == "x 1, y -1: undecided, no common seeds"
+    found = result(SOONER, {(1, "a"): FAR}, curves={(1, "a"): curves[1, "a"]})
+    assert claim_row(found.rows[0]) == "x 1, y -1: undecided, a column has no runs"
+    found = result(SOONER | {"curve": "ac"}, pairs(FAR), curves=curves)
+    assert claim_row(found.rows[0]) == "x 1, y -1: undecided, no pairs to compare"
 
 
 # --- alternatives, rows, levels

@@ -262,6 +262,7 @@ class ClaimRow:
         in_favour: Number of pairs that are in favour of the claim.
         printed: Whether the paper's own numbers fit the claim, None if the paper prints
             too few.
+        why_empty: Reason why there are no pairs, "" if there are some.
     """
 
     conditions: dict[str, Value]
@@ -270,6 +271,7 @@ class ClaimRow:
     n: int
     in_favour: int
     printed: bool | None = None
+    why_empty: str = ""
 
 
 @dataclass(frozen=True)

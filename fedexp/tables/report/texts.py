@@ -319,7 +319,7 @@ def claim_row(row: ClaimRow) -> str:
         or "all rows"
     )
     estimate = (
-        "a column has no runs"
+        row.why_empty
         if row.estimate is None
         else f"{row.estimate:+.3g}, {row.in_favour} of {row.n} pairs in favour"
     )
