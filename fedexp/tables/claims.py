@@ -730,11 +730,11 @@ def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool
 
     Returns:
         The count as text (empty if the paper prints too few numbers), and whether the
-            paper's own numbers contradict the claim.
+            paper's own numbers contradict the claim. They do if too few rows can fit.
+            A row without printed numbers can fit.
     """
     known = [fitting for fitting in rows if fitting is not None]
     if not known:
         return "", False
-    return f"{sum(known)} of {len(known)} rows", sum(known) < min(
-        _needed(claim, len(known)), len(known)
-    )
+    possible = sum(known) + len(rows) - len(known)
+    return f"{sum(known)} of {len(known)} rows", possible < _needed(claim, len(rows))

@@ -534,7 +534,8 @@ def test_runs_that_are_not_the_tables_decide_nothing() -> None:
 
 
 @pytest.mark.parametrize(("rows", "shown", "contradicted"), [
-    ("all", "2 of 3 rows", True), ("most", "2 of 3 rows", False), (1, "2 of 3 rows", False), (3, "2 of 3 rows", True),
+    ("all", "2 of 3 rows", True), ("most", "2 of 3 rows", False), (1, "2 of 3 rows", False), (3, "2 of 3 rows", False),
+    (4, "2 of 3 rows", True),
 ])  # fmt: skip
 def test_every_claim_is_held_against_what_the_paper_prints(
     rows: Any, shown: str, contradicted: bool
@@ -554,6 +555,14 @@ def test_every_claim_is_held_against_what_the_paper_prints(
         assert [row.printed for row in found.rows] == [True, True, False, None]
     # The column `ours` is not one of the paper's.
     assert result({"a": ["ours"]}, {}, printed=printed).printed == ""
+
+
+def test_rows_without_printed_numbers_may_still_make_most_rows_fit() -> None:
+    printed = {(1, "a"): 5.0, (1, "b"): 4.0, (2, "a"): 4.0, (2, "b"): 4.0, (3, "a"): 4.0}
+    found = result({"rows": "most"}, {}, printed=printed)
+    assert (found.printed, found.contradicted_in_print) == ("1 of 2 rows", False)
+    found = result({"rows": "most"}, {}, printed={**printed, (1, "a"): 3.0})
+    assert (found.printed, found.contradicted_in_print) == ("0 of 2 rows", True)
 
 
 def test_printed_numbers_of_the_other_tests() -> None:
