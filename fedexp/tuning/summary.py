@@ -6,6 +6,7 @@ import csv
 import io
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -138,10 +139,13 @@ def require_best(best: TrialRow | None, rows: Sequence[TrialRow]) -> TrialRow:
     """
     if best is None:
         errors = dict.fromkeys(row.error for row in rows if row.error)
+        counts = Counter(row.state for row in rows)
         raise FedexpError(
-            f"all {len(rows)} trials failed",
+            "no trial was finished: "
+            + ", ".join(f"{number} {state}" for state, number in sorted(counts.items())),
             got="; ".join(map(str, errors)) or None,
-            do="correct the ranges, then enter the command again with other ranges",
+            do=f"correct the ranges{' or leave out halving' if counts['stopped'] else ''}, "
+            "then enter the command again",
         )
     return best
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 import pytest
@@ -22,13 +22,14 @@ from optuna.storages.journal import JournalFileBackend
 from fedexp.commands import launching
 from fedexp.commands.tune import run_command
 from fedexp.config.compose import compose
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import write_json
 from fedexp.storage.identity import code_hash
 from fedexp.storage.run_folder import RunFolder
 from fedexp.tuning.plan import plan_search
-from fedexp.tuning.study import rungs_of
+from fedexp.tuning.study import TrialRow, rungs_of
+from fedexp.tuning.summary import require_best
 
 TINY = ["clients=2", "model.hidden=[4]", "local.steps=1", "engine=serial", "threads=1"]
 LR = "local.lr=log(0.01,1)"
@@ -280,8 +281,19 @@ def test_study_without_a_finished_trial_gives_1(
     runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["local.lr=0.8,0.9", "sampler=grid", *TINY]) == 1
-    assert "all 2 trials failed" in capfd.readouterr().err
+    assert "no trial was finished: 2 failed" in capfd.readouterr().err
     assert not list(Path("outputs/tuning").glob("*/*/result.json"))
+
+
+def test_error_without_a_finished_trial_counts_trials_by_state() -> None:
+    states: tuple[Literal["stopped", "failed"], ...] = ("stopped", "stopped", "failed")
+    rows = [TrialRow(number, {}, state, None, 1, None) for number, state in enumerate(states)]
+    with pytest.raises(FedexpError, match="no trial was finished: 1 failed, 2 stopped") as found:
+        require_best(None, rows)
+    assert "correct the ranges or leave out halving" in str(found.value)
+    with pytest.raises(FedexpError, match="no trial was finished: 1 failed") as found:
+        require_best(None, rows[2:])
+    assert "halving" not in str(found.value)
 
 
 def test_values_that_do_not_fit_each_other_fail_their_trial() -> None:
