@@ -43,7 +43,8 @@ class TableSpec:
         cols: Key whose values distinguish the columns.
         value: The number of a run that is shown, ``headline`` or a metric.
         aggregate: Whether the table has aggregates over the rows.
-        better: ``higher`` or ``lower``. None: it follows from the name of the numbers.
+        better: ``higher`` or ``lower``. None: it follows from the name of the numbers
+            if the table has aggregates, and is unknown otherwise.
     """
 
     rows: tuple[str, ...]
@@ -66,8 +67,7 @@ class RunsTable:
         measured: Names of the values, with the rules by which they are chosen.
         notes: Notes on runs that are left out and on the comparison of cells.
         aggregates: Aggregates over the rows, None if they are not asked for.
-        better: Which numbers are better, ``higher`` or ``lower``. None without
-            aggregates.
+        better: Which numbers are better, ``higher`` or ``lower``, None if unknown.
     """
 
     spec: TableSpec
@@ -117,9 +117,9 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
     judged = adjusted([comparison for _, comparison in pairs])
     notes = _notes(done, latest, members, spec)
     notes += _unfinished(select(runs, conditions), done, spec)
-    aggregates = better = None
+    aggregates, better = None, spec.better
     if spec.aggregate:
-        better = spec.better or _direction(latest, spec.value)
+        better = better or _direction(latest, spec.value)
         aggregates, left_out = _aggregates(cells, places, columns, better)
         notes += left_out
 

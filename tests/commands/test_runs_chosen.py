@@ -289,6 +289,14 @@ def test_direction_follows_from_what_is_shown(
         assert "different directions" in capsys.readouterr().err
 
 
+def test_better_is_shown_without_aggregates(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["table", "rows=partition.alpha", "cols=method", "--root", str(root)]
+    assert run_command(asked) == 0
+    assert "is better" not in capsys.readouterr().out
+    assert run_command([*asked, "better=lower"]) == 0
+    assert "lower is better" in capsys.readouterr().out
+
+
 def test_a_table_is_written_as_markdown_latex_and_csv(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
