@@ -126,7 +126,8 @@ def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregate
     keys = [*scores]
     values = {key: [np.array([*row.values()]) for row in scores[key]] for key in keys}
     means = np.array([[row.mean() for row in values[key]] for key in keys])  # (columns, rows)
-    means = _tied(means)
+    sizes = np.array([[np.abs(row).max() for row in values[key]] for key in keys])
+    means = _tied(means, sizes)
     sign = -1 if higher_is_better else 1
     ranks = rankdata(sign * means, axis=0).mean(axis=1)
 
@@ -161,18 +162,24 @@ def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregate
     return Aggregates(tuple(columns), tuple(improvements), means.shape[1], p, difference)
 
 
-def _tied(means: np.ndarray) -> np.ndarray:
-    """Return means of shape (columns, rows) in which equal means of a row tie.
+def _tied(means: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return means in which equal means of a row tie.
 
     Means of the same numbers in another order differ in their last digits. Without this
-    function, they would have different ranks. The tolerance is relative to the compared
-    means, so a huge mean does not make the others equal.
+    function, they would have different ranks. The tolerance is relative to the values
+    of the two compared cells, so a huge value does not make the other cells equal. It
+    is not relative to their means, because a mean near 0 has the rounding errors of
+    larger values.
+
+    Args:
+        means: Mean of each cell, of shape (columns, rows).
+        sizes: Largest absolute value of each cell, of the same shape.
     """
     tied = means.copy()
-    for row in tied.T:
+    for row, size in zip(tied.T, sizes.T, strict=True):
         order = np.argsort(row)
         for before, after in itertools.pairwise(order):
-            if math.isclose(row[before], row[after], rel_tol=ROUNDING):
+            if row[after] - row[before] <= ROUNDING * max(size[before], size[after]):
                 row[after] = row[before]
     return tied
 

@@ -136,6 +136,19 @@ def test_means_of_the_same_numbers_tie() -> None:
     assert [column.rank for column in aggregate({"a": a, "b": b}, True).columns] == [1.5, 1.5]
 
 
+def test_equal_means_near_zero_tie() -> None:
+    a, b = scores([0.1, 0.2, -0.3], [1, 1]), scores([0.1, -0.3, 0.2], [1, 1])
+    means = [np.mean([*column[0].values()]) for column in (a, b)]
+    assert means[0] != means[1] and not math.isclose(*means)
+    assert [column.rank for column in aggregate({"a": a, "b": b}, True).columns] == [1.5, 1.5]
+    for sign in (1, -1):
+        c, d = scores([0.0, 0.0, 0.0], [1, 1]), scores([sign * v for v in (0.1, 0.2, -0.3)], [1, 1])
+        assert [column.rank for column in aggregate({"c": c, "d": d}, True).columns] == [1.5, 1.5]
+    # Small values that differ do not tie.
+    a, b = scores([1e-20, 1e-20], [1, 1]), scores([2e-20, 2e-20], [1, 1])
+    assert [column.rank for column in aggregate({"a": a, "b": b}, True).columns] == [1.25, 1.75]
+
+
 def test_means_next_to_a_huge_mean_do_not_tie() -> None:
     """The huge mean is that of another row in column c, and of the same row in column d."""
     found = aggregate(
