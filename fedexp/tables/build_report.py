@@ -362,7 +362,7 @@ def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
         pairs = [
             (cell.paper, cell.mean)
             for cell in row
-            if cell.paper is not None and cell.mean is not None
+            if cell.paper is not None and cell.mean is not None and not math.isnan(cell.mean)
         ]
         rho = spearman(tied([paper for paper, _ in pairs], tie), [mean for _, mean in pairs])
         yield Agreement(dict(row[0].conditions), rho, len(pairs))

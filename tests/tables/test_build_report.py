@@ -177,6 +177,11 @@ def test_a_whole_report(tmp_path: Path) -> None:
     assert dict(made.facts)["runs"] == "8 of 8" and dict(made.facts)["computing time"] == "12 s"
 
 
+def test_agreement_leaves_out_means_that_are_nan(tmp_path: Path) -> None:
+    made = report(tmp_path, lambda _, cell: result(math.nan if cell == "ensemble" else 0.5))
+    assert {(found.rho, found.methods) for found in made.agreement} == {(None, 1)}
+
+
 def interval(d: float, s: float) -> tuple[float, float]:
     """Return the 95 % interval of the mean of two runs minus one run of the paper."""
     low, high = stats.t(1, d, s * (1 / 2 + 1) ** 0.5).interval(0.95)
