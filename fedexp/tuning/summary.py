@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedexp.core.errors import FedexpError
+from fedexp.core.metrics import deviation
 from fedexp.tuning.objective import Objective
 from fedexp.tuning.space import Range
 from fedexp.tuning.study import TrialRow
@@ -97,7 +98,7 @@ class Summary:
         missing = len(self.tests) - len(values)
         text = f"{self.headline} " + (f"{statistics.fmean(values):.4f}" if values else "-")
         if len(values) > 1:
-            text += f" ± {statistics.stdev(values):.4f}"
+            text += f" ± {deviation(values, is_sample=True):.4f}"
         seeds = ", ".join(str(test.seed) for test in self.tests)
         return f"{text} (seeds {seeds})" + (f", {missing} failed" if missing else "")
 

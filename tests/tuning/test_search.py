@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -27,9 +28,10 @@ from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import write_json
 from fedexp.storage.identity import code_hash
 from fedexp.storage.run_folder import RunFolder
+from fedexp.tuning.objective import Objective
 from fedexp.tuning.plan import plan_search
 from fedexp.tuning.study import TrialRow, rungs_of
-from fedexp.tuning.summary import require_best
+from fedexp.tuning.summary import Summary, TestRun, require_best
 
 TINY = ["clients=2", "model.hidden=[4]", "local.steps=1", "engine=serial", "threads=1"]
 LR = "local.lr=log(0.01,1)"
@@ -283,6 +285,17 @@ def test_study_without_a_finished_trial_gives_1(
     assert run_command(["local.lr=0.8,0.9", "sampler=grid", *TINY]) == 1
     assert "no trial was finished: 2 failed" in capfd.readouterr().err
     assert not list(Path("outputs/tuning").glob("*/*/result.json"))
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (0.7, "0.6000 ± 0.1414"), (math.nan, "nan ± nan"), (math.inf, "inf ± nan"),
+])  # fmt: skip
+def test_summary_shows_test_values_that_are_not_finite(value: float, text: str) -> None:
+    best = TrialRow(0, {}, "done", 1.0, 1, None)
+    tests = (TestRun(0, 0.5), TestRun(1, value))
+    objective = Objective("val/acc", "last", True)
+    made = Summary("", objective, "", (), (best,), best, (), "acc", tests, ())
+    assert made.test_text == f"acc {text} (seeds 0, 1)"
 
 
 def test_error_without_a_finished_trial_counts_trials_by_state() -> None:
