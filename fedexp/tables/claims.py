@@ -26,6 +26,7 @@ from fedexp.tables.report.report import (
     Variant,
 )
 from fedexp.tables.schema import Claim, Table, Target
+from fedexp.tables.seeds import ROUNDING
 from fedexp.tables.verdicts import LEVEL
 
 # Values of a table's keys, which identify a row.
@@ -331,12 +332,14 @@ class _Pairs:
             Both runs miss a target, and it is not known which one misses it by more.
         lacks_curve: Whether a cell has runs, but none of them has the claim's curve.
         are_apart: Whether both cells have numbers, but no common split seed.
+        tolerance: Largest number that differs from 0 only by rounding.
     """
 
     differences: tuple[float, ...]
     censored: int = 0
     lacks_curve: bool = False
     are_apart: bool = False
+    tolerance: float = 0.0
 
     @property
     def why_empty(self) -> str:
@@ -352,7 +355,9 @@ class _Pairs:
         """Subtract the second number of every pair from the first one."""
         known = list(numbers)
         differences = tuple(a - b for a, b in known if not _is_censored(a, b))
-        return cls(differences, len(known) - len(differences))
+        sizes = (abs(number) for pair in known for number in pair if math.isfinite(number))
+        tolerance = ROUNDING * max(sizes, default=0.0)
+        return cls(differences, len(known) - len(differences), tolerance=tolerance)
 
     def scaled(self, factor: float, shift: float = 0.0) -> _Pairs:
         """Multiply all differences by a factor and add a number."""
@@ -572,7 +577,10 @@ def _needed(claim: Claim, rows: int) -> int:
 
 
 def decide(
-    differences: Sequence[float], yes_level: float = LEVEL, no_level: float = LEVEL
+    differences: Sequence[float],
+    yes_level: float = LEVEL,
+    no_level: float = LEVEL,
+    tolerance: float = 0.0,
 ) -> RowState:
     """Decide whether the mean of paired differences is above 0.
 
@@ -581,27 +589,27 @@ def decide(
 
     - Fewer than two differences, or a difference that is NaN because a run diverged:
       the answer is undecided.
-    - An infinite difference: a sign test replaces the t test.
-    - Equal finite differences: the answer is yes for a value above 0, and no otherwise.
+    - An infinite difference, or equal differences: a sign test replaces the t test.
+      Equal differences of two to four runs decide nothing at the level of 5 %.
 
     Args:
         differences: The paired differences.
         yes_level: Significance level of the bound for yes.
         no_level: Significance level of the bound for no.
+        tolerance: Largest number that differs from 0 only by rounding.
     """
     n = len(differences)
     if n < 2 or any(map(math.isnan, differences)):
         return "undecided"
 
-    if any(map(math.isinf, differences)):
-        above = sum(d > 0 for d in differences)
+    are_equal = max(differences) - min(differences) <= tolerance
+    if are_equal or any(map(math.isinf, differences)):
+        above = sum(d > tolerance for d in differences)
         if float(binom.sf(above - 1, n, 0.5)) <= yes_level:
             return "yes"
         return "no" if float(binom.cdf(above, n, 0.5)) <= no_level else "undecided"
 
     mean = statistics.mean(differences)
-    if len(set(differences)) == 1:
-        return "yes" if mean > 0 else "no"
     se = statistics.stdev(differences) / math.sqrt(n)
     if mean - float(t.ppf(1 - yes_level, n - 1)) * se > 0:
         return "yes"
@@ -627,7 +635,12 @@ def _claim_row(
     states: list[RowState] = []
     for test in tests:
         single = [
-            decide(pairs.differences, yes_level / len(test.alternatives), no_level / len(tests))
+            decide(
+                pairs.differences,
+                yes_level / len(test.alternatives),
+                no_level / len(tests),
+                pairs.tolerance,
+            )
             for pairs in test.alternatives
         ]
         states.append("yes" if "yes" in single else "no" if set(single) == {"no"} else "undecided")
@@ -637,7 +650,7 @@ def _claim_row(
     worst = min(best, key=_order, default=_Pairs(()))
     found = worst.differences
     estimate = _middle(found) if found else None
-    in_favour = sum(d > 0 for d in found)
+    in_favour = sum(d > worst.tolerance for d in found)
 
     row = ClaimRow(
         group.conditions,

@@ -147,24 +147,47 @@ def test_infinite_differences_are_compared_by_sign() -> None:
 
 @pytest.mark.parametrize(("differences", "state"), [
     ([], "undecided"), ([9.0], "undecided"), ([9.0, math.nan], "undecided"),
-    ([2.0, 2.0], "yes"), ([0.0, 0.0], "no"), ([-2.0, -2.0], "no"),
+    ([2.0] * 4, "undecided"), ([0.0] * 4, "undecided"), ([-2.0] * 4, "undecided"),
+    ([2.0] * 5, "yes"), ([0.0] * 5, "no"), ([-2.0] * 5, "no"),
 ])  # fmt: skip
-def test_one_seed_decides_nothing_and_equal_ones_by_their_value(
+def test_one_seed_decides_nothing_and_equal_differences_by_their_sign(
     differences: list[float], state: str
 ) -> None:
     assert decide(differences) == state
+
+
+def test_equal_differences_keep_the_level() -> None:
+    for n in range(2, 12):
+        for level in (0.05, 0.05 / 6, 0.05 / 12):
+            is_decided = 0.5**n <= level
+            assert decide([2.0] * n, level, 0.0) == ("yes" if is_decided else "undecided")
+            assert decide([-2.0] * n, 0.0, level) == ("no" if is_decided else "undecided")
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_differences_that_are_equal_up_to_rounding_are_equal(higher: bool) -> None:
+    sign = 1 if higher else -1
+    b = [0.7, 3.1, 20.3, 70.7, 90.2]
+    runs = {(1, "a"): [sign * (value + 0.3) for value in b], (1, "b"): [sign * v for v in b]}
+    assert len({a - b for a, b in zip(*runs.values(), strict=True)}) > 1
+    three = {key: values[:3] for key, values in runs.items()}
+    assert result({}, three, higher=higher).state == "undecided"
+    assert result({}, runs, higher=higher).state == "supported"
+    # The difference is not larger than 0.3.
+    found = result({"by": 0.3}, runs, higher=higher)
+    assert (found.state, found.rows[0].in_favour) == ("contradicted", 0)
 
 
 # --- tests
 
 
 @pytest.mark.parametrize(("claim", "differences", "state"), [
-    ({}, FAR, "supported"), ({}, NULL, "contradicted"), ({}, [-5.0, -5.1, -4.9], "contradicted"), ({}, [5.0, -5.0, 1.0], "undecided"),
+    ({}, FAR, "supported"), ({}, NULL, "undecided"), ({}, [-5.0, -5.1, -4.9], "contradicted"), ({}, [5.0, -5.0, 1.0], "undecided"),
     ({"by": 4}, FAR, "supported"), ({"by": 6}, FAR, "contradicted"), ({"by": -6}, [-5.0, -5.1, -4.9], "supported"), ({"by": 5}, FAR, "undecided"),
     ({"test": "within", "x": 6}, FAR, "supported"), ({"test": "within", "x": 6}, [-5.0, -5.1, -4.9], "supported"),
     ({"test": "within", "x": 4}, FAR, "contradicted"), ({"test": "within", "x": 4}, [-5.0, -5.1, -4.9], "contradicted"),
     ({"test": "within", "x": 5}, FAR, "undecided"), ({"test": "within", "x": 6}, [12.0, -12.0, 0.0], "undecided"),
-    ({"test": "within", "x": 1}, NULL, "supported"),
+    ({"test": "within", "x": 1}, [0.1, -0.1, 0.0], "supported"), ({"test": "within", "x": 1}, NULL, "undecided"),
 ])  # fmt: skip
 def test_above_and_within_are_of_differences_paired_by_seed(
     claim: dict[str, Any], differences: list[float], state: str
@@ -260,10 +283,10 @@ def test_sooner_is_of_where_the_target_is_first_reached(
 
 def test_sooner_of_a_loss_is_of_the_worse_final_divided_by_the_share() -> None:
     fast, slow = [(0.0, 9.0), (3.0, 2.2), (9.0, 1.0)], [(0.0, 9.0), (8.0, 2.1), (9.0, 2.0)]
-    found = result(SOONER, {}, curves={(1, "a"): [fast] * 2, (1, "b"): [slow] * 2}, higher=False)
+    found = result(SOONER, {}, curves={(1, "a"): [fast] * 5, (1, "b"): [slow] * 5}, higher=False)
     assert found.state == "supported" and found.rows[0].estimate == 5.0
     assert (
-        result(SOONER, {}, curves={(1, "a"): [slow] * 2, (1, "b"): [fast] * 2}, higher=False).state
+        result(SOONER, {}, curves={(1, "a"): [slow] * 5, (1, "b"): [fast] * 5}, higher=False).state
         == "contradicted"
     )
 
@@ -286,7 +309,7 @@ def test_pairs_that_both_miss_the_target_are_left_out() -> None:
 
     # The row that is left out does not keep the other rows from deciding the claim.
     curves = {
-        (x, name): [curve if x < 3 else NEVER] * 3
+        (x, name): [curve if x < 3 else NEVER] * 5
         for x in (1, 2, 3)
         for name, curve in (("a", FAST), ("b", SLOW))
     }
@@ -392,7 +415,7 @@ def test_both_sides_of_within_share_the_level_of_no() -> None:
 
 
 def test_only_and_columns_that_some_rows_lack_restrict_the_rows() -> None:
-    runs = pairs(FAR, FAR, NULL)
+    runs = pairs(FAR, FAR, [-5.0, -5.1, -4.9])
     assert (
         result({}, runs).state == "contradicted"
         and result({"only": {"x": [1, 2]}}, runs).state == "supported"
@@ -446,7 +469,7 @@ def test_reduced_runs_are_judged_by_the_same_tests(differences: list[float], sta
     ({"test": "trend", "b": [], "along": ["x", "y"], "slack": -1}, "amount"),
 ])  # fmt: skip
 def test_amounts_need_the_papers_settings(claim: dict[str, Any], reason: str) -> None:
-    runs = pairs(FAR, [25.0, 25.1, 24.9])
+    runs = pairs(FAR, [25.0, 25.2, 24.9])
     assert result(claim, runs, variant="full").state != "undecided"
     found = result(claim, runs, variant="reduced")
     assert found.state == "undecided" and reason in found.reason
