@@ -60,7 +60,7 @@ class Net:
 
     A model's class may declare ``linear_chain`` and ``head_module`` (see below) and
     ``frozen_parameters``. The latter lists patterns (fnmatch) for the names of
-    parameters and buffers that clients never train.
+    parameters and running statistics that clients never change.
 
     Args:
         spec: Architecture of the network.
@@ -111,7 +111,7 @@ class Net:
             m
             for name, m in self._parts.items()
             if isinstance(m, nn.modules.batchnorm._NormBase)
-            and _joined(name, "running_mean") in frozen
+            and any(_joined(name, f"running_{kind}") in frozen for kind in ("mean", "var"))
         ]
         linear = [name for name, m in self._parts.items() if isinstance(m, nn.Linear)]
         self.head_module: str = getattr(

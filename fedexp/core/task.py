@@ -18,6 +18,24 @@ from fedexp.core.trees import Tree
 Metrics = dict[str, float]
 
 
+def member_shares(stacked: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the shares of an ensemble's members, which sum to one.
+
+    Args:
+        stacked: The members' outputs, of shape (models, ...).
+        weights: Weights of the members, or None for equal shares.
+
+    Returns:
+        Shares of shape (models, 1, ...), which multiply `stacked`.
+    """
+    shares = (
+        stacked.new_full((len(stacked),), 1 / len(stacked))
+        if weights is None
+        else (weights.flatten() / weights.sum()).to(stacked)
+    )
+    return shares.reshape(-1, *[1] * (stacked.dim() - 1))
+
+
 class Batch(NamedTuple):
     """A batch of samples on the training device.
 

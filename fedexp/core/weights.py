@@ -249,7 +249,7 @@ class Weights:
 
     @property
     def frozen(self) -> frozenset[str]:
-        """Names of parameters and buffers that clients never change.
+        """Names of parameters and running statistics that clients never change.
 
         These are the names that match a pattern in the attribute ``frozen_parameters``
         of the network's class.
@@ -381,7 +381,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @cache
 def frozen_of(arch: str, names: tuple[str, ...]) -> frozenset[str]:
-    """Return those parameters and buffers in `names` that clients never change.
+    """Return the names in `names` that the network's class declares as frozen.
 
     The network's class, at the dotted path `arch`, declares patterns of these names.
     """

@@ -245,7 +245,7 @@ def _transformed(squared: Tensor, options: Alignment) -> Tensor:
     flat = cost.flatten(1)
     scale = {
         "max": lambda: flat.amax(1),
-        # The lower median. `Tensor.median` is not deterministic on CUDA.
+        # The lower median. On CUDA, `deterministic=true` refuses `Tensor.median`.
         "median": lambda: flat.sort(1).values[:, (flat.shape[1] - 1) // 2],
         "mean": lambda: flat.mean(1),
     }

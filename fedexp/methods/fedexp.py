@@ -26,8 +26,8 @@ Differences from the paper:
 Differences from the authors' code:
     The code has ``m eps`` in the denominator, for m participants. With
     ``eps_scaling=code`` this implementation has it, too. After the first round, the
-    code evaluates the new iterate alone. Here it is averaged with the initial model, as
-    the iterates after every other round are.
+    code evaluates only the new iterate. Here the mean of the initial model and the new
+    iterate is evaluated.
 """
 
 from __future__ import annotations

@@ -30,9 +30,10 @@ Differences from the authors' code:
     Here they start in every round from the mean of the clients' statistics. The code's
     StepLR halves the step size every 20 epochs. StepLR is left out, because it has no
     effect on a training of 20 epochs. With ``learn=swa``, the step size of x falls in
-    every step, and the average contains every epoch of the second half. In the code it
-    falls by a cosine over 100 epochs, which has almost no effect on the first six. It
-    then rises towards 0.05, and the average begins one epoch later.
+    every step, and the average contains every epoch of the second half of x's epochs.
+    In the code, the step size of x follows a cosine over 100 epochs, so it hardly
+    changes in the first six. It then rises towards 0.05. The code's average begins one
+    epoch later.
 """
 
 from __future__ import annotations

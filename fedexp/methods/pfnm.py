@@ -39,7 +39,8 @@ Differences from the authors' code:
     In the second round, the code trains with weight decay towards the received model.
     From the third round on, it has no weight decay by default, and its step size falls
     by 1 % per round. Here all rounds have the same local training. If the code runs
-    several rounds, it has three sweeps in the first of them, too (``sweeps=3``).
+    several rounds, the first one has three sweeps, too. To reproduce this, set
+    ``sweeps=3``.
 """
 
 from __future__ import annotations

@@ -352,8 +352,9 @@ def finding(report: Report) -> str:
       proposed method and the mean of the best baseline. Both are means over the rows
       that have a result of the proposed method.
     - If it has several rows but not the paper's numbers, the sentence has the number of
-      rows in which the proposed method is ahead of every baseline. Only rows in which
-      all baselines have a result are counted.
+      rows in which the proposed method is ahead of every baseline. Baselines without
+      any result are left out. Only rows in which all other baselines have a result
+      are counted.
     """
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
     labels = {method.key: layout.marked_label(method) for method in layout.by_role(report)}
@@ -381,15 +382,16 @@ def finding(report: Report) -> str:
     mine, sign = numbers[ours[0]], 1 if report.higher_is_better else -1
 
     if not layout.has_reference(report):
-        complete = [at for at in mine if all(at in numbers[m] for m in rivals)]
-        if not rivals or not complete:
+        others = [m.key for m in report.methods if m.role == "baseline" and numbers[m.key]]
+        complete = [at for at in mine if all(at in numbers[m] for m in others)]
+        if not others or not complete:
             return ""
         ahead = sum(
-            all(_is_better(mine[at], numbers[m][at], sign) for m in rivals) for at in complete
+            all(_is_better(mine[at], numbers[m][at], sign) for m in others) for at in complete
         )
         return (
-            f"{labels[ours[0]]} is ahead of every baseline in {ahead} of "
-            f"{texts.count(len(complete), 'row')} with results of all of them (means)."
+            f"{labels[ours[0]]} is ahead of every baseline that was run in {ahead} of "
+            f"{texts.count(len(complete), 'row')} in which all of them have results (means)."
         )
 
     text = (

@@ -290,16 +290,21 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
         )
 
         columns = _columns_by_method(table) if key == "method" else {}
-        for value in values or [text]:
-            if not values or (value not in known and value not in columns):
-                expected = list(dict.fromkeys(map(str, [*known, *columns])))
+        names = list(dict.fromkeys(map(str, [*known, *columns])))
+        if not values:
+            raise ConfigError(
+                f"no cell has {key}={text}",
+                where="--only",
+                expected=", ".join(names),
+                do=f"write {key}={','.join(names[:2])}",
+            )
+        for value in values:
+            if value not in known and value not in columns:
                 raise ConfigError(
                     f"no cell has {key}={value}",
                     where="--only",
-                    expected=", ".join(expected),
-                    do=suggest(str(value), expected)
-                    if values
-                    else f"write {key}={','.join(expected[:2])}",
+                    expected=", ".join(names),
+                    do=suggest(str(value), names),
                 )
             chosen = [value] if value in known else columns[value]
             only.setdefault(key, []).extend(chosen)

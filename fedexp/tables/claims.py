@@ -589,8 +589,8 @@ def decide(
 
     - Fewer than two differences, or a difference that is NaN because a run diverged:
       the answer is undecided.
-    - An infinite difference, or equal differences: a sign test replaces the t test.
-      Equal differences of two to four runs decide nothing at the level of 5 %.
+    - An infinite difference, or differences that vary by at most `tolerance`: a sign
+      test replaces the t test. At the level of 5 %, it needs at least five pairs.
 
     Args:
         differences: The paired differences.

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedexp.core.data import Noise
 from fedexp.core.device import wide
 from fedexp.core.net import Net
-from fedexp.core.task import Batch, Task
+from fedexp.core.task import Batch, Task, member_shares
 from fedexp.core.trees import Tree
 
 
@@ -48,11 +48,7 @@ class Classification(Task):
             shares, totals = weights.to(stacked), weights.to(stacked).sum(0)
             return (stacked * shares[:, None]).sum(0) / totals.where(totals > 0, 1)
 
-        share = (
-            stacked.new_full((len(outputs),), 1 / len(outputs))
-            if weights is None
-            else (weights / weights.sum()).to(stacked)
-        ).reshape(-1, 1, 1)
+        share = member_shares(stacked, weights)
 
         # The mean is computed from log-probabilities. Otherwise a probability that is
         # too small for float32 would be rounded to 0, and the loss would be infinite.

@@ -17,7 +17,7 @@ from fedexp.core.build import require
 from fedexp.core.data import Noise
 from fedexp.core.device import wide
 from fedexp.core.net import Net
-from fedexp.core.task import Batch, Task
+from fedexp.core.task import Batch, Task, member_shares
 from fedexp.core.trees import Tree
 
 
@@ -62,12 +62,7 @@ class CvaeTask(Task):
         Jensen's inequality. `rule` has no effect.
         """
         stacked = torch.stack(list(outputs))
-        share = (
-            stacked.new_full((len(outputs),), 1 / len(outputs))
-            if weights is None
-            else (weights / weights.sum()).to(stacked)
-        )
-        return torch.einsum("i,i...->...", share, stacked)
+        return (member_shares(stacked, weights) * stacked).sum(0)
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"loss": wide(output.sum()), "reconstruction_loss": wide(output[:, 0].sum())}

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedexp.core.data import Noise, Targets
 from fedexp.core.device import wide
 from fedexp.core.net import Net
-from fedexp.core.task import Batch, Task
+from fedexp.core.task import Batch, Task, member_shares
 from fedexp.core.trees import Tree
 
 
@@ -52,11 +52,7 @@ class Segmentation(Task):
         there is only one class.
         """
         stacked = torch.stack(list(outputs))
-        share = (
-            stacked.new_full((len(outputs),), 1 / len(outputs))
-            if weights is None
-            else (weights.flatten() / weights.sum()).to(stacked)
-        ).reshape(-1, 1, 1, 1, 1)
+        share = member_shares(stacked, weights)
 
         # The means are computed from log-probabilities. Otherwise a very small
         # probability would be rounded to 0.

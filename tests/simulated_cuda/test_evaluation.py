@@ -17,8 +17,10 @@ SPEC = ModelSpec("fedexp.models.mlp.MLP", (("input_shape", (4,)), ("num_classes"
 SIZE = 120
 
 
-@pytest.mark.parametrize("kind", ["global", "ensemble"])
-def test_waits_do_not_depend_on_batches_and_parts(kind: Delivers) -> None:
+@pytest.mark.parametrize(
+    ("kind", "weighted"), [("global", False), ("ensemble", False), ("ensemble", True)]
+)
+def test_waits_do_not_depend_on_batches_and_parts(kind: Delivers, weighted: bool) -> None:
     with torch.random.fork_rng(devices=[]), simulate() as simulated:
         cuda = torch.device("cuda", 0)
         models = [Weights.init(SPEC, seed, CPU, torch.float32).to(cuda) for seed in range(3)]
@@ -27,14 +29,16 @@ def test_waits_do_not_depend_on_batches_and_parts(kind: Delivers) -> None:
             torch.ones(SIZE, 4, device=cuda), torch.zeros(SIZE, dtype=torch.int64, device=cuda)
         )
         order = torch.arange(SIZE, device=cuda)
+        outcome = Outcome(models, kind, weights=torch.ones(3) if weighted else None)
+        wait_for_weights = 1 if weighted else 0
 
         def waits(batch_size: int, parts: int) -> float:
             evaluator = Evaluator(Classification(), batch_size)
             bounds = [SIZE * i // parts for i in range(parts + 1)]
             simulated.counter.reset()
-            found = evaluator.parts(models, Outcome(models, kind), samples, order, bounds)
+            found = evaluator.parts(models, outcome, samples, order, bounds)
             assert len(found) == parts
-            return simulated.counter.rows().total().syncs
+            return simulated.counter.rows().total().syncs - wait_for_weights
 
         waits(SIZE, 1)  # copies the constants of the normalisation
         assert [waits(SIZE, 1), waits(10, 1), waits(SIZE, 40)] == [1, 1, 1]

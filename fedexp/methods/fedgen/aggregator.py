@@ -199,7 +199,7 @@ class FedGen(Mean):
         new, metrics = super().update(state, collect(), env)
         if not heads:
             return state, metrics
-        newly = torch.stack(held).sum(0).nonzero()[:, 0]
+        newly = _classes_of(torch.stack(held))
         known = torch.unique(torch.cat([state["shared"]["labels"]["known"], newly]))
         generator, optimizer, metrics_of_generator = self._trained(
             state, heads, torch.stack(held), env
@@ -226,7 +226,7 @@ class FedGen(Mean):
             The generator, its optimizer's state, and its mean loss as a metric.
         """
         old, optimizer = state["generator"], state["optimizer"]
-        classes = (held > 0).any(0).nonzero()[:, 0]
+        classes = _classes_of(held)
         steps = env.server_steps(self.steps) if self.steps else 0
         params, buffers = old.params, trees.clone(old.buffers)
         losses: dict[int, Tensor] = {}
@@ -279,6 +279,14 @@ class FedGen(Mean):
         msd = (eps[:, None] - eps[None]).square().mean(2)
         mad = (z[:, None] - z[None]).abs().mean(2)
         return fit + self.diversity * (-(msd * mad).mean()).exp()
+
+
+def _classes_of(held: Tensor) -> Tensor:
+    """Return the classes of which a participant has a sample, of shape (k,), int64.
+
+    `held` has the numbers of samples of each participant and class.
+    """
+    return (held > 0).any(0).nonzero()[:, 0]
 
 
 def _broadcast(generator: Weights, known: Tensor) -> dict[str, Tree]:
