@@ -5,6 +5,8 @@ An engine works for every method, and a method works with every engine.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -16,6 +18,7 @@ import torch
 
 from fedexp.core.data import FederatedData
 from fedexp.core.device import to_device
+from fedexp.core.errors import FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics
@@ -178,6 +181,32 @@ def describe(engine: Engine) -> dict[str, Any]:
     kind = type(engine)
     values = {f.name: getattr(engine, f.name) for f in fields(engine) if f.init}  # type: ignore[arg-type]
     return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **values}
+
+
+def execute(
+    engine: Engine, jobs: Sequence[ClientJob], data: FederatedData
+) -> Generator[ClientResult, None, None]:
+    """Yield the results of `engine`, and check that they fit the jobs.
+
+    Raises:
+        FedexpError: The engine does not yield one result per job in the order of the
+            jobs.
+    """
+    with contextlib.closing(engine.map(jobs, data)) as results:
+        for job, result in itertools.zip_longest(jobs, results):
+            if job is None or result is None or result.client != job.client:
+                expected, got = (
+                    "no further result" if one is None else f"the result of client {one.client}"
+                    for one in (job, result)
+                )
+                raise FedexpError(
+                    "the results of the engine do not fit the jobs",
+                    where=f"{type(engine).__name__}.map",
+                    expected=expected,
+                    got=got,
+                    do="yield one result per job, in the order of the jobs",
+                )
+            yield result
 
 
 def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientResult:

@@ -16,7 +16,7 @@ from typing import Literal
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.client_states import After, committed, owned
 from fedexp.core.data import FederatedData
-from fedexp.core.engine import Engine
+from fedexp.core.engine import Engine, execute
 from fedexp.core.env import Env
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult, bytes_down, bytes_up
@@ -99,6 +99,7 @@ def run(
     Raises:
         ClientError: A client failed. With ``on_nonfinite=raise``, a result with NaN or
             infinity is a failure, too.
+        FedexpError: The results of the engine do not fit the jobs.
         RuntimeError: The aggregator's positions do not ascend.
     """
     now = snapshot or Snapshot(0, aggregator.init(env))
@@ -112,7 +113,7 @@ def run(
         dropped = [job for job in jobs if job.drops_out]
         jobs = [job for job in jobs if not job.drops_out]
 
-        with contextlib.closing(engine.map(jobs, data)) as executed:
+        with contextlib.closing(execute(engine, jobs, data)) as executed:
             stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates)
             stream.drop(dropped)
             results = iter(stream)
@@ -227,8 +228,8 @@ class _Stream:
                     name: owned(tree) for name, tree in result.state.items()
                 }
             yield result
-        if next(self.results, None) is not None:
-            raise RuntimeError("the engine yielded more results than it was given jobs")
+        # `execute` refuses further results.
+        next(self.results, None)
 
     def drop(self, jobs: list[ClientJob]) -> None:
         """Count the jobs of clients that drop out.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedexp.core.data import FederatedData
 from fedexp.core.device import to_device
-from fedexp.core.engine import Engine, answered
+from fedexp.core.engine import Engine, answered, execute
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
@@ -82,7 +82,7 @@ class ClientCache(Engine):
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
         if not jobs or not all(job.first for job in jobs):
-            yield from self.inner.map(jobs, data)
+            yield from execute(self.inner, jobs, data)
             return
 
         parts = self.inner.split(jobs, data)
@@ -406,7 +406,8 @@ class _InnerRequests:
                 self._stream.close()
                 jobs = {j: self._jobs[j] for j in part}
 
-            self._done |= zip(jobs, self._inner.map(list(jobs.values()), self._data), strict=True)
+            results = execute(self._inner, list(jobs.values()), self._data)
+            self._done |= zip(jobs, results, strict=True)
             if i not in self._requests:
                 self._stream = self._from(i + 1)
 
@@ -414,7 +415,7 @@ class _InnerRequests:
 
     def _from(self, first: int) -> Generator[ClientResult, None, None]:
         jobs = [job for i, job in self._requests.items() if i >= first] if self._together else []
-        return self._inner.map(jobs, self._data)
+        return execute(self._inner, jobs, self._data)
 
     def close(self) -> None:
         self._stream.close()

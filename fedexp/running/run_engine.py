@@ -20,7 +20,7 @@ from fedexp.config.keys import Config
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
 from fedexp.core.device import check_device
-from fedexp.core.engine import Engine, EngineContext, describe
+from fedexp.core.engine import Engine, EngineContext, describe, execute
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.core.resolved_config import ResolvedConfig
@@ -129,7 +129,7 @@ class RunEngine(Engine):
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
         if jobs:
-            yield from self._engine_for(jobs, data).map(jobs, data)
+            yield from execute(self._engine_for(jobs, data), jobs, data)
 
     @property
     def stacked_steps(self) -> int:

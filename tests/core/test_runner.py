@@ -13,7 +13,7 @@ import torch
 from fedexp.core.data import POOLED
 from fedexp.core.engine import Engine
 from fedexp.core.env import Sampling
-from fedexp.core.errors import ClientError
+from fedexp.core.errors import ClientError, FedexpError
 from fedexp.core.jobs import ClientJob
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs, run
@@ -44,6 +44,47 @@ def test_bernoulli_sampling_has_its_rate_and_is_never_empty() -> None:
 def test_sampling_never_returns_empty_clients() -> None:
     world = make_world("method=fedavg", data=make_data((10, 0, 7)))
     assert world.env.sample() == [0, 2]
+
+
+class Rearranging(Engine):
+    """An engine that yields the results of a step at the wrong positions."""
+
+    def __init__(self, order):
+        self.order = order
+
+    def map(self, jobs, data):
+        results = list(Serial().map(jobs, data))
+        yield from (results[i] for i in self.order)
+
+
+WRONG_ORDERS = {
+    "another order": ([0, 2, 1, 3], "the result of client 1", "the result of client 2"),
+    "too few": ([0, 1, 2], "the result of client 3", "no further result"),
+    "too many": ([0, 1, 2, 3, 3], "no further result", "the result of client 3"),
+}
+
+
+@pytest.mark.parametrize(("order", "expected", "got"), WRONG_ORDERS.values(), ids=WRONG_ORDERS)
+def test_results_that_do_not_fit_the_jobs_are_refused(
+    order: list[int], expected: str, got: str
+) -> None:
+    with pytest.raises(FedexpError, match="do not fit the jobs") as caught:
+        make_world("method=fedavg").run(engine=Rearranging(order))
+    facts = caught.value.facts
+    assert (facts["where"], facts["expected"], facts["got"]) == ("Rearranging.map", expected, got)
+
+
+def test_client_cache_stores_no_result_of_another_client(tmp_path) -> None:
+    world = make_world("method=fedavg", "rounds=1")
+    for order, numbers in (([1, 0, 2, 3], []), ([0, 2, 1, 3], [0]), ([0, 1], [0, 1])):
+        root = tmp_path / str(order)
+        with pytest.raises(FedexpError, match=r"where: +Rearranging.map"):
+            world.run(engine=ClientCache(Rearranging(order), root, 1.0, NUMERICS, "code"))
+        assert len([*root.glob("*/*.safetensors")]) == len(numbers)
+
+        client_cache = ClientCache(Serial(), root, 1.0, NUMERICS, "code")
+        assert_same(world.models(world.run(engine=client_cache)), world.models(world.run()))
+        assert client_cache.hits == len(numbers)
 
 
 class Poison(Engine):
