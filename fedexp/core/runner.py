@@ -18,7 +18,7 @@ from fedexp.core.client_states import After, committed, owned
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, execute
 from fedexp.core.env import Env
-from fedexp.core.errors import ClientError
+from fedexp.core.errors import ClientError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult, bytes_down, bytes_up
 from fedexp.core.result_check import checked_metrics
 from fedexp.core.task import Metrics
@@ -99,8 +99,8 @@ def run(
     Raises:
         ClientError: A client failed. With ``on_nonfinite=raise``, a result with NaN or
             infinity is a failure, too.
-        FedexpError: The results of the engine do not fit the jobs.
-        RuntimeError: The aggregator's positions do not ascend.
+        FedexpError: The results of the engine do not fit the jobs, or the aggregator's
+            positions do not ascend.
     """
     now = snapshot or Snapshot(0, aggregator.init(env))
     here = env_of(aggregator, env, now)
@@ -134,9 +134,12 @@ def run(
 
         following = env_of(aggregator, env, now)
         if (following.round, following.step) <= (here.round, here.step):
-            raise RuntimeError(
-                f"{type(aggregator).__name__}.position does not ascend: "
-                f"{here.round, here.step} comes twice"
+            raise FedexpError(
+                "the aggregator's position does not ascend",
+                where=f"{type(aggregator).__name__}.position",
+                expected=f"a round and a step after {here.round, here.step}",
+                got=f"{following.round, following.step}",
+                do="return the next step of the round, or step 0 of a later round",
             )
         over = aggregator.done(now.state, following)
         yield Step(

@@ -13,6 +13,7 @@ import torch
 from fedexp.core.aggregator import State
 from fedexp.core.data import FederatedData
 from fedexp.core.env import Env
+from fedexp.core.errors import FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, Step, run
@@ -129,8 +130,10 @@ class Stuck(Layerwise):
 
 
 def test_positions_must_ascend() -> None:
-    with pytest.raises(RuntimeError, match=r"Stuck.position does not ascend: \(1, 0\)"):
+    with pytest.raises(FedexpError, match="position does not ascend") as caught:
         all_steps(world(aggregator=Stuck()), Serial())
+    assert caught.value.facts["where"] == "Stuck.position"
+    assert caught.value.facts["got"] == "(1, 0)"
 
 
 @dataclass(frozen=True)
