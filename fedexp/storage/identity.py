@@ -332,9 +332,11 @@ class Source(NamedTuple):
         """Return whether the file has another text now. A file may also be absent."""
         try:
             is_same = self.file.stat().st_mtime_ns == self.modified
-            return not is_same and self.file.read_text() != self.text
+            return not is_same and importlib.util.decode_source(self.file.read_bytes()) != self.text
         except FileNotFoundError:
             return False
+        except (SyntaxError, UnicodeDecodeError):  # the new text cannot be decoded
+            return True
 
 
 @functools.cache
@@ -351,14 +353,17 @@ def _module(name: str, even_installed: bool) -> Source | None:
         return None
     file = Path(spec.origin)
     modified = file.stat().st_mtime_ns
-    text = file.read_text()
+    content = file.read_bytes()
 
-    tree = ast.parse(text)
+    # The bytes are parsed, as Python does. A file may have a byte-order mark or declare
+    # another encoding than UTF-8.
+    tree = ast.parse(content, filename=str(file))
     package = name if spec.submodule_search_locations else name.rpartition(".")[0]
     imported = tuple(dict.fromkeys(_imports(tree, package)))
     _strip_docstrings(tree)
     fingerprint = hashlib.blake2b(ast.dump(tree).encode(), digest_size=16).hexdigest()
-    return Source(fingerprint, imported, file, None if is_ours(name) else text, modified)
+    text = None if is_ours(name) else importlib.util.decode_source(content)
+    return Source(fingerprint, imported, file, text, modified)
 
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -201,6 +202,40 @@ def test_clients_that_are_not_stacked_are_told_once_and_in_the_result(capsys) ->
     result = json.loads(path.read_text())
     assert why in result["engine_notes"][0] and result["stacked_share"] == 0
     assert result["engine_notes"][0] in (path.parent / "run.log").read_text()
+
+
+ENCODINGS = {
+    "byte-order mark": ("", "utf-8-sig"),
+    "latin-1": ("# -*- coding: latin-1 -*-\n", "latin-1"),
+}
+
+
+@pytest.mark.parametrize(("cookie", "encoding"), ENCODINGS.values(), ids=ENCODINGS)
+def test_module_in_another_encoding_is_identified_by_its_text(cookie: str, encoding: str) -> None:
+    source = """
+        from fedexp.methods.fedavg import PlainTrainer
+
+        NAME = "Müller"
+
+        class Mine(PlainTrainer):
+            pass
+    """
+    module = f"encoded_as_{encoding.replace('-', '_')}"
+    chosen, config = plugin("trainer", module, source), {"_target_": f"{module}.Mine"}
+    file, plain = Path(f"{module}.py"), identity.code_hash(config)
+    identity._module.cache_clear()
+    identity._fingerprint.cache_clear()
+
+    file.write_text(cookie + file.read_text(), encoding=encoding)
+    assert run_command([*QUICK, chosen]) == 0
+    os.utime(file, (0, 0))  # now the text is compared
+    assert identity.code_hash(config) == plain
+    (stored,) = Path("outputs/sources").iterdir()
+    assert stored.read_text() == cookie + textwrap.dedent(source)
+
+    file.write_bytes(b"# coding: unknown")
+    with pytest.raises(ConfigError, match="changed after this process had read it"):
+        identity.code_hash(config)
 
 
 def test_sources_are_kept_once_and_a_difference_is_shown(capsys) -> None:
