@@ -236,7 +236,7 @@ class StoredRun:
 
         Fingerprints of the code are compared. The result is False if they cannot be
         compared because the config is missing, or because a plug-in or a module that
-        it imported is not found.
+        it imported is not found or cannot be read.
         """
         from fedexp.storage.identity import code_hash, find_module, targets
 
@@ -248,7 +248,10 @@ class StoredRun:
         modules = {*targets(self.config), *recorded}
         if not self.config or not all(map(find_module, modules)):
             return False
-        return code_hash(self.config)[:8] != self.path.name.partition(".")[0]
+        try:
+            return code_hash(self.config)[:8] != self.path.name.partition(".")[0]
+        except (SyntaxError, ValueError, OSError):
+            return False
 
 
 def find_runs(root: Path) -> list[StoredRun]:

@@ -273,6 +273,18 @@ def test_run_whose_plugins_helper_is_not_found_is_not_of_other_code(tmp_path: Pa
     assert not StoredRun(folder).is_of_other_code()
 
 
+@pytest.mark.parametrize("content", [b"class Mine(", b"# coding: unknown", b'"\xff"'])
+def test_run_whose_plugin_cannot_be_parsed_is_not_of_other_code(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "not_python.py").write_bytes(content)
+    config = {"trainer": {"_target_": "not_python.Mine"}}
+    folder = make(tmp_path, "done", code="00000000", config=config)
+    assert run_command(["clean", "--root", str(tmp_path), "--old-code", "--yes"]) == 0
+    assert folder.exists()
+
+
 def test_whole_name_is_not_ambiguous(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for code in (CODE_HASH, f"{CODE_HASH}.1", f"{CODE_HASH}.10"):
         make(tmp_path, "done", code=code)
