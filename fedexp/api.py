@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedexp.core.errors import ConfigError, StorageError
+from fedexp.core.paths import user_path
 from fedexp.storage.files import read_json
 from fedexp.storage.run_folder import rows_of
 from fedexp.storage.stored_run import StoredRun, find_run
@@ -219,7 +219,7 @@ def load(
             if isinstance(allow_classes, str)
             else None,
         )
-    found = find_run(_path(output_root, "output_root"), str(run))
+    found = find_run(user_path(output_root, "output_root"), str(run))
     return Run(found.path.resolve(), tuple(allowed))
 
 
@@ -264,7 +264,7 @@ def runs(*conditions: str, output_root: str | Path = "outputs", unfinished: bool
     from fedexp.storage.selection import select
     from fedexp.storage.stored_run import find_runs, warnings_of_configs
 
-    root = _path(output_root, "output_root").resolve()
+    root = user_path(output_root, "output_root").resolve()
     there = find_runs(root)
     if not there:
         raise ConfigError(
@@ -346,7 +346,7 @@ def save_models(
     from fedexp.storage.client_data import CLIENT_DATA, save_client_data
     from fedexp.storage.model_folder import Clients, save_outcome
 
-    place = _path(folder, "folder")
+    place = user_path(folder, "folder")
     shape: tuple[int, ...] = convert(_plain(input_shape), tuple[int, ...], "input_shape")
     num_classes = convert(_plain(num_classes), int, "num_classes")
     means: tuple[float, ...] | None = convert(_plain(mean), tuple[float, ...] | None, "mean")
@@ -417,12 +417,6 @@ def save_models(
     save_outcome(Outcome(models, "local", clients=clients.clients), clients, place)
     if content is not None:
         save_client_data(content, place)
-
-
-def _path(value: Any, where: str) -> Path:
-    if not isinstance(value, str | PathLike):
-        raise ConfigError(f"'{where}' has the wrong type", expected="a path", got=repr(value))
-    return Path(value).expanduser()
 
 
 def _listed(value: Any) -> list[Any] | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError
+from fedexp.core.paths import user_path
 from fedexp.tracking.terminal import console, escaped, ruled_table
 
 if TYPE_CHECKING:
@@ -223,4 +224,4 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _data_root(given: str | None, config: ResolvedConfig) -> Path:
-    return Path(given or config["data_root"]).expanduser()
+    return user_path(given or config["data_root"], "data_root")

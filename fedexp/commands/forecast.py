@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedexp.core.paths import user_path
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.identity import SEEDS, scientific
 from fedexp.storage.run_folder import RunFolder
@@ -47,7 +48,7 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
         time = f"about {duration(seconds)}, one run after the other, {basis}"
         disk = f"about {size_text(sum(size for _, size in known))}"
 
-    root = Path(configs[0]["output_root"]).expanduser().resolve()
+    root = user_path(configs[0]["output_root"], "output_root").resolve()
     existing_folder = next(folder for folder in (root, *root.parents) if folder.is_dir())
     print(f"time: {time}")
     print(

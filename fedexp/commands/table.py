@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fedexp.commands.errors import JOB_ERROR, Parser, run_guarded
 from fedexp.commands.forecast import print_forecast
 from fedexp.core.errors import ConfigError
+from fedexp.core.paths import user_path
 from fedexp.tables.cells import (
     Job,
     PlannedCell,
@@ -240,7 +241,7 @@ class _Request:
         config = next((run.config for run in self.cell_runs.values() if run.config), None)
         if config is None:
             config = compose([o for o in self.options.overrides if o.startswith("output_root=")])
-        return Path(config["output_root"]).expanduser().resolve()
+        return user_path(config["output_root"], "output_root").resolve()
 
 
 def _why_untuned(table: Table, cell: PlannedCell) -> str:

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,6 +20,7 @@ from fedexp.config.hydra_composition import compose_with_hydra, use_hydra
 from fedexp.config.messages import unresolved_error
 from fedexp.config.pinning import pin
 from fedexp.core.errors import ConfigError
+from fedexp.core.paths import user_path
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.identity import NON_SCIENTIFIC
 from fedexp.storage.selection import dotted_items
@@ -229,7 +229,9 @@ def _with_architecture_models(config: DictConfig, search_path: list[str]) -> Dic
     They are added under ``architectures.models``. If ``architectures.clients`` is the
     path of a file, the content of the file replaces the path.
     """
-    clients, server = config.architectures.clients, config.architectures.server
+    # The keys may have wrong types here. `fedexp.config.keys.Config.of` reports them.
+    clients = OmegaConf.select(config, "architectures.clients")
+    server = OmegaConf.select(config, "architectures.server")
     if clients is None and server is None:
         return config
 
@@ -239,6 +241,8 @@ def _with_architecture_models(config: DictConfig, search_path: list[str]) -> Dic
         clients = config.architectures.clients
 
     models = config.architectures.models
+    if not OmegaConf.is_dict(models):
+        return config
     names = [*clients] if OmegaConf.is_config(clients) else []
     for name in dict.fromkeys(map(str, names if server is None else [*names, server])):
         own = models.get(name) or {}
@@ -258,7 +262,7 @@ def _with_proxy_dataset(
         A changed copy of the config, and the choices with the data set's name added. If
         ``proxy.dataset`` is not a name, the arguments are returned unchanged.
     """
-    name = config.proxy.dataset
+    name = OmegaConf.select(config, "proxy.dataset")
     if not isinstance(name, str):
         return config, choices
     config = copy.deepcopy(config)
@@ -280,7 +284,7 @@ def _read_client_names(path: str, clients: int) -> Any:
     Raises:
         ConfigError: The file cannot be read or has another content.
     """
-    file = Path(path).expanduser()
+    file = user_path(path, "architectures.clients")
     try:
         if file.exists() and not file.is_file():  # reading a named pipe would wait
             raise OSError("not a regular file")

@@ -61,6 +61,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.outcome import Outcome
+from fedexp.core.paths import user_path
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import numpy_generator
 from fedexp.core.task import Metrics
@@ -468,7 +469,7 @@ def _chain(model: Weights, structure: Structure) -> Chain:
 def _read(path: str, key: str, dim: int) -> np.ndarray:
     """Read a .npy file of integers with `dim` axes as int64."""
     try:
-        found = np.load(Path(path).expanduser(), allow_pickle=False)
+        found = np.load(user_path(path, f"aggregator.{key}"), allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise _file_error(
             key, "cannot be read", "a .npy file of integers", f"{path}: {error}"

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from fedexp.core.build import require
 from fedexp.core.errors import ConfigError
+from fedexp.core.paths import user_path
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec
 from fedexp.models.mlp import MLP
@@ -102,7 +103,7 @@ class ResNetExtractor(nn.Module):
         self.resnet.output = nn.Identity()  # type: ignore[assignment]
 
         if pretrained is not None and self.resnet.conv.weight.device.type != "meta":
-            self._load(Path(pretrained).expanduser(), sha256)
+            self._load(user_path(pretrained, "model.pretrained"), sha256)
         self.eval()
 
     def _load(self, file: Path, sha256: str | None) -> None:

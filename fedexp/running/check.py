@@ -18,6 +18,7 @@ from fedexp.config.messages import key_of_file_error
 from fedexp.core import user_code
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.paths import user_path
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tracking.logger import Logger
@@ -54,7 +55,6 @@ class CheckedJob:
         """
         from fedexp.running.experiment import Experiment
 
-        _check_output_root(Path(config["output_root"]).expanduser().absolute())
         try:
             experiment = Experiment.of(config)
         except ConfigError as error:
@@ -62,6 +62,7 @@ class CheckedJob:
             if named is None:
                 raise
             raise named from error
+        _check_output_root(user_path(experiment.config.output_root, "output_root").absolute())
         build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
         return cls(config, experiment)
 
@@ -123,7 +124,8 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
     loaded: dict[tuple[object, ...], Arrays] = {}
     for name, experiment in jobs:
         with name_job_in_errors(name):
-            root, other = Path(experiment.config.data_root).expanduser(), experiment.proxy.dataset
+            root = user_path(experiment.config.data_root, "data_root")
+            other = experiment.proxy.dataset
             sets = {
                 (root, *one.recipe()): one for one in (experiment.dataset, other) if one is not None
             }

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from fedexp.core.errors import ConfigError, DataError, suggest
 from fedexp.core.model_check import check_model
 from fedexp.core.needs import Needs
 from fedexp.core.numerics import Numerics
+from fedexp.core.paths import user_path
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Task
@@ -247,7 +247,7 @@ class Experiment:
         for dataset in (self.dataset, self.proxy.dataset):
             if dataset is not None:
                 dataset.check(
-                    Path(self.config.data_root).expanduser(),
+                    user_path(self.config.data_root, "data_root"),
                     self.dataset.download or dataset.download,
                 )
 
@@ -395,7 +395,7 @@ class Experiment:
             data = federate(
                 self.dataset,
                 self.division,
-                root=Path(self.config.data_root).expanduser(),
+                root=user_path(self.config.data_root, "data_root"),
                 download=self.dataset.download,
                 device=device,
                 dtype=getattr(torch, self.config.dtype),
@@ -439,7 +439,7 @@ class Experiment:
 
         config = self.config
         shared = config.memo.enabled and config.reuse
-        memo = Path(config.output_root).expanduser().resolve() / "memo" if shared else None
+        memo = user_path(config.output_root, "output_root").resolve() / "memo" if shared else None
         return featured(data, self.extractor, memo, note)
 
     def server_work(self, where: str) -> contextlib.AbstractContextManager[None]:
@@ -517,7 +517,7 @@ def data_content(config: ResolvedConfig) -> list[str | None] | None:
     other = build(Proxy, own.proxy, "proxy").dataset
     if dataset.pinned and (other is None or other.pinned):
         return None
-    root = Path(own.data_root).expanduser()
+    root = user_path(own.data_root, "data_root")
 
     return [dataset.content(root), None if other is None else other.content(root)]
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from fedexp.core.device import check_device
 from fedexp.core.engine import Engine, EngineContext, describe, execute
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
+from fedexp.core.paths import user_path
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.engines.client_cache import ClientCache
 from fedexp.running.experiment import Experiment, choose_numerics
@@ -185,7 +185,7 @@ class RunEngine(Engine):
             self._probed_steps = engine.stacked_steps
 
         if config.memo.enabled and config.reuse:
-            root = Path(config.output_root).expanduser().resolve() / "memo"
+            root = user_path(config.output_root, "output_root").resolve() / "memo"
             self._engine = ClientCache(
                 engine,
                 root,

@@ -23,6 +23,7 @@ from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.jobs import ClientJob
 from fedexp.core.needs import Needs
+from fedexp.core.paths import user_path
 from fedexp.core.seeds import seed_of
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec, Weights
@@ -58,7 +59,7 @@ def find_stored_models(path: str, sha256: str | None) -> StoredModels:
     Raises:
         ConfigError: The folder is absent or has another content.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path, "client_models.path")
     if not (folder / MODELS).is_file():
         raise ConfigError(
             "there are no models here"

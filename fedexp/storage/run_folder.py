@@ -20,6 +20,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from fedexp.core.errors import StorageError
+from fedexp.core.paths import user_path
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import (
     damaged,
@@ -67,7 +68,7 @@ class RunFolder:
         hashes = {"config": config_hash(config), "code": code_hash(config.values)}
         method, dataset = config["method"], config.choices.get("dataset", "data")
         name = f"{_plain(method)}-{_plain(dataset)}-{hashes['config'][:16]}"
-        runs = Path(config["output_root"]).expanduser().resolve() / "runs"
+        runs = user_path(config["output_root"], "output_root").resolve() / "runs"
         return cls(runs / name / hashes["code"][:8], hashes)
 
     def acquire(self, on_running: Literal["wait", "fail"], announce: Any) -> None:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from fedexp.core.paths import user_path
+
 _IDX = tuple(
     f"raw/{part}-ubyte"
     for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -58,7 +60,7 @@ def data_root(overrides: Iterable[str] = ()) -> Path:
         key, _, value = override.partition("=")
         if key == "data_root":
             root = value
-    return Path(root).expanduser()
+    return user_path(root, "data_root")
 
 
 def has_files(dataset: str, root: Path) -> bool | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import FedexpError
+from fedexp.core.paths import user_path
 from fedexp.tables.data_files import has_files
 from fedexp.tables.load import load_table
 from fedexp.tables.schema import Table
@@ -135,9 +136,10 @@ def _data_of_runs(runs: Iterable[CellRun]) -> dict[str, bool]:
             continue
         try:
             dataset = build(Dataset, run.config["dataset"], "dataset")  # type: ignore[type-abstract]
+            root = user_path(run.config["data_root"], "data_root")
         except FedexpError:
             found[name] = False
             continue
-        files = dataset.expected_files(Path(run.config["data_root"]).expanduser())
+        files = dataset.expected_files(root)
         found[name] = all(Path(file).exists() for file in files)
     return found

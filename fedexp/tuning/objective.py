@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fedexp.core.errors import ConfigError, suggest
+from fedexp.core.paths import user_path
 from fedexp.running.experiment import Experiment
 
 # If the config holds out no samples, one training sample in this many is held out.
@@ -104,7 +104,8 @@ def num_held_out(experiment: Experiment) -> int:
     Raises:
         ConfigError: The data set is not on this machine yet, or has too few samples.
     """
-    root, other = Path(experiment.config.data_root).expanduser(), experiment.proxy.dataset
+    root = user_path(experiment.config.data_root, "data_root")
+    other = experiment.proxy.dataset
     sets = [one for one in (experiment.dataset, other) if one is not None]
     do = "set eval.held_out to a number of training samples"
     if not all(file.exists() for one in sets for file in one.expected_files(root)):

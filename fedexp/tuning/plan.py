@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, nearest, suggest
+from fedexp.core.paths import user_path
 from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
 from fedexp.storage.run_folder import RunFolder
 from fedexp.tuning.search_keys import SEARCH_KEYS
@@ -401,7 +402,7 @@ def _place(
     words = "-".join([str(method), str(dataset), *(one.key for one in space)])
     plain = re.sub(r"[^\w.-]+", "_", words)[:80]
     name = f"{plain}-{digest}"
-    root = Path(first.config["output_root"]).expanduser().resolve()
+    root = user_path(first.config["output_root"], "output_root").resolve()
     return name, root / "tuning" / name / code[:8], int(digest, 16)
 
 

@@ -99,6 +99,16 @@ def results() -> list[dict]:
     (["-m", "seed=0", "partition.min_size=10,144"], ["job 1 (seed=0 partition.min_size=144)", "at least 1440 samples"]),
     (["-m", "clients=5,40", "partition.min_size=30", "partition.max_draws=2"], ["job 1 (clients=40", "attempts: 2"]),
     (["--cfg", "job", "seed_data=${sede}"], ["did you mean 'seed'?"]),
+    (["output_root=null"], ["'output_root' has the wrong type"]),
+    (["output_root={a:1}"], ["'output_root' has the wrong type"]),
+    (["proxy=null"], ["'proxy' has the wrong type"]),
+    (["architectures=null"], ["'architectures' has the wrong type"]),
+    (["architectures.server=mlp", "architectures.models=5"], ["'architectures.models' has the wrong type"]),
+    (["output_root='~no_such_user/x'"], ["the home folder in 'output_root' is not known", "without ~"]),
+    (["data_root='~no_such_user/x'"], ["the home folder in 'data_root' is not known"]),
+    (["client_models.path='~no_such_user/x'"], ["the home folder in 'client_models.path' is not known"]),
+    (["partition=file", "partition.path='~no_such_user/x'"], ["the home folder in 'partition.path' is not known"]),
+    (["architectures.clients='~no_such_user/x'"], ["the home folder in 'architectures.clients' is not known"]),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_starts(
     arguments: list[str], said: list[str], capsys

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedexp.core.data import Partition
 from fedexp.core.errors import DataError
+from fedexp.core.paths import user_path
 from fedexp.data.partition import (
     CutPartition,
     Partitioner,
@@ -54,7 +55,7 @@ class File(Partitioner):
 
     def check(self, clients: int, num_classes: int) -> None:
         super().check(clients, num_classes)
-        if not Path(self.path).expanduser().is_file():
+        if not user_path(self.path, "partition.path").is_file():
             raise impossible(
                 "the partition file does not exist" if self.path else "no partition file is given",
                 "path",
@@ -66,7 +67,7 @@ class File(Partitioner):
     def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
-        partition = load_partition(Path(self.path).expanduser())
+        partition = load_partition(user_path(self.path, "partition.path"))
         info = partition.info
         self._require(
             self.sha256 in (None, partition.sha256),
@@ -107,7 +108,7 @@ class File(Partitioner):
     def pool_size(self) -> int | None:
         """Return the size of the pool that was split, or None if it is unknown."""
         try:
-            return int(load_partition(Path(self.path).expanduser()).info["pool"])
+            return int(load_partition(user_path(self.path, "partition.path")).info["pool"])
         except (DataError, KeyError, TypeError, ValueError):
             return None  # `sample` reports what is wrong with the file
 
@@ -120,7 +121,7 @@ class File(Partitioner):
         Raises:
             DataError: The file has the hash of another pool.
         """
-        known = read_pool_sha256(Path(self.path).expanduser())
+        known = read_pool_sha256(user_path(self.path, "partition.path"))
         self._require(
             known in (None, sha256),
             "was sampled for other training samples",
