@@ -19,7 +19,7 @@ from fedexp.core.errors import ConfigError, StorageError
 from fedexp.core.paths import user_path
 from fedexp.storage.files import read_json
 from fedexp.storage.run_folder import rows_of
-from fedexp.storage.stored_run import StoredRun, find_run
+from fedexp.storage.stored_run import StoredRun, find_run, resume_condition
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -128,12 +128,13 @@ class Run:
     def _require(self, value: T | None, name: str) -> T:
         if value is None:
             status = self.status
+            same = f"the same overrides{resume_condition(StoredRun(self.folder).config)}"
             raise StorageError(
                 f"the run has no {name}: its status is {status}",
                 where=str(self.folder),
                 do="restart the run: the same overrides with reuse=false"
                 if status == "done"
-                else "finish the run: the same overrides resume it",
+                else f"finish the run: {same} resume it",
             )
         return value
 

@@ -26,6 +26,7 @@ from hydra.errors import CompactHydraException
 from fedexp.commands.errors import JOB_ERROR, print_error
 from fedexp.commands.joblib_files import mark_joblib_files
 from fedexp.core.errors import FedexpError
+from fedexp.storage.stored_run import resume_condition
 from fedexp.tracking.numbers import number_text
 from fedexp.tracking.outlet import lasting_output, visible
 
@@ -187,7 +188,8 @@ def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
     try:
         return execute(job.config, experiment=job.experiment)
     except (KeyboardInterrupt, Interrupted) as error:
-        print(f"interrupted: the same command resumes {what}", file=sys.stderr)
+        condition = resume_condition(job.config.values)
+        print(f"interrupted: the same command{condition} resumes {what}", file=sys.stderr)
         return int(getattr(error, "exit_code", 130))
     except FedexpError as error:
         print_error(error)

@@ -15,6 +15,7 @@ from fedexp.commands.errors import JOB_ERROR, Parser, run_guarded
 from fedexp.commands.forecast import print_forecast
 from fedexp.core.errors import ConfigError
 from fedexp.core.paths import user_path
+from fedexp.storage.stored_run import resume_condition
 from fedexp.tables.cells import (
     Job,
     PlannedCell,
@@ -299,7 +300,9 @@ def _run(options: argparse.Namespace) -> int:
             )
         request.find_runs()
         if code:
-            print("interrupted: the same command continues from here", file=sys.stderr)
+            configs = (run.config.values for run in request.cell_runs.values())
+            condition = resume_condition({"reuse": all(c.get("reuse", True) for c in configs)})
+            print(f"interrupted: the same command{condition} continues from here", file=sys.stderr)
             return code
 
     report = _make_report(request)

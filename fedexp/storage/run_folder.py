@@ -32,7 +32,7 @@ from fedexp.storage.files import (
     write_json,
 )
 from fedexp.storage.identity import code_hash, config_hash
-from fedexp.storage.stored_run import StoredRun, damage, read_mapping
+from fedexp.storage.stored_run import StoredRun, damage, read_mapping, resume_condition
 
 RunStatus = Literal["queued", "running", "done", "failed", "interrupted"]
 
@@ -399,9 +399,10 @@ def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, An
     if not result and not state and (what := damage(run.path)):
         state = {"status": "damaged", "error": what}
     if not result and dead:
+        same = f"the same command{resume_condition(StoredRun(run.path).config)}"
         state = {
             "status": "failed",
-            "error": "its process died without a result (the same command resumes it)",
+            "error": f"its process died without a result ({same} resumes it)",
         }
     if not result and state.get("status") == "done":
         state = {

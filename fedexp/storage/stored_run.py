@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -252,6 +252,17 @@ class StoredRun:
             return code_hash(self.config)[:8] != self.path.name.partition(".")[0]
         except (SyntaxError, ValueError, OSError):
             return False
+
+
+def resume_condition(config: Mapping[str, Any]) -> str:
+    """Return the condition under which the same command resumes an unfinished run.
+
+    With ``reuse=false``, each start of a run moves its earlier files aside.
+
+    Args:
+        config: Values of the run's config. They may be empty.
+    """
+    return "" if config.get("reuse", True) else " without reuse=false"
 
 
 def find_runs(root: Path) -> list[StoredRun]:

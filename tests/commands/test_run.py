@@ -167,6 +167,18 @@ def test_unusable_output_root_is_told(capsys) -> None:
     assert "output_root" in told and "Traceback" not in told
 
 
+@pytest.mark.parametrize(("reuse", "condition"), [("true", ""), ("false", " without reuse=false")])
+def test_interrupted_run_says_how_it_is_resumed(
+    reuse: str, condition: str, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedexp.running.execute.save_outcome", stop)
+    assert run_command([*QUICK, f"reuse={reuse}"]) == 130
+    assert f"the same command{condition} resumes this run" in capsys.readouterr().err
+
+
 def test_sweep_whose_folder_cannot_be_made_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

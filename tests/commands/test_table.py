@@ -593,3 +593,20 @@ def test_next_commands_are_printed_after_a_complete_run(capfd: pytest.CaptureFix
     write(grids=[{"beta": [1]}], next_commands=["fedexp-table list", "fedexp --help"])
     assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
     assert capfd.readouterr().out.endswith("\nnext:\n  fedexp-table list\n  fedexp --help\n")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "condition"), [([], ""), (["reuse=false"], " without reuse=false")]
+)
+def test_interrupted_table_says_how_it_continues(
+    overrides: list[str],
+    condition: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedexp.commands.launching.multirun", stop)
+    assert run_command(["run", "my/tiny", *overrides]) == 130
+    assert f"the same command{condition} continues from here" in capsys.readouterr().err

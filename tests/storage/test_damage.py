@@ -38,7 +38,13 @@ from fedexp.running.experiment import Experiment
 from fedexp.storage import run_folder, tensors
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import parse_yaml, read_json, write_json
-from fedexp.storage.run_folder import Journal, RunFolder, rows_of, trace_rows
+from fedexp.storage.run_folder import (
+    Journal,
+    RunFolder,
+    read_result_and_status,
+    rows_of,
+    trace_rows,
+)
 from fedexp.storage.stored_run import StoredRun, find_runs
 from fedexp.tables.cells import Job
 from fedexp.tables.lookup import find_run
@@ -350,6 +356,19 @@ def test_advice_on_a_damaged_config_of_a_killed_run_works(
     assert "run the same overrides again" in str(refused.value)
     start()
     assert Run(folder).config["rounds"] == 1
+
+
+@pytest.mark.parametrize(("reuse", "condition"), [("true", ""), ("false", " without reuse=false")])
+def test_killed_run_says_how_it_is_resumed(
+    root: Path, monkeypatch: pytest.MonkeyPatch, reuse: str, condition: str
+) -> None:
+    folder = killed(root, monkeypatch, f"reuse={reuse}")
+    with pytest.raises(StorageError, match=f"the same overrides{condition} resume it"):
+        _ = Run(folder).result
+
+    write_json(folder / "status.json", {"status": "running"})
+    _, status = read_result_and_status(RunFolder(folder))
+    assert f"the same command{condition} resumes it" in status["error"]
 
 
 def test_run_whose_result_was_deleted_is_not_called_done_and_runs_again(root: Path) -> None:
