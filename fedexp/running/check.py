@@ -20,6 +20,7 @@ from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.paths import user_path
 from fedexp.core.resolved_config import ResolvedConfig
+from fedexp.runtime.resources import num_threads_of_run
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tracking.logger import Logger
 
@@ -63,6 +64,7 @@ class CheckedJob:
                 raise
             raise named from error
         _check_output_root(user_path(experiment.config.output_root, "output_root").absolute())
+        num_threads_of_run(experiment.config.threads)
         build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
         return cls(config, experiment)
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from fedexp.core.errors import ConfigError
+
 
 def concurrent_jobs(launcher: Mapping[str, Any], jobs: int, cores: int) -> int:
     """Return how many jobs of a sweep run at the same time and share the cores.
@@ -98,8 +100,21 @@ def num_threads_of_run(threads: Literal["auto"] | int) -> int:
 
     Args:
         threads: The config's ``threads``.
+
+    Raises:
+        ConfigError: ``OMP_NUM_THREADS`` does not begin with a number.
     """
     if threads != "auto":
         return threads
     share = max(1, available_cores() // int(os.environ.get("FEDEXP_CONCURRENT_JOBS", "1")))
-    return min(share, max(1, int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0] or share)))
+    bound = os.environ.get("OMP_NUM_THREADS", "")
+    try:
+        return min(share, max(1, int(bound.partition(",")[0] or share)))
+    except ValueError:
+        raise ConfigError(
+            "the number of threads is not known",
+            where="OMP_NUM_THREADS",
+            expected="a positive integer",
+            got=bound,
+            do="unset this environment variable, or set threads=N",
+        ) from None

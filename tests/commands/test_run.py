@@ -167,6 +167,15 @@ def test_unusable_output_root_is_told(capsys) -> None:
     assert "output_root" in told and "Traceback" not in told
 
 
+def test_unusable_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "auto")
+    assert run_command(QUICK) == 2
+    told = capsys.readouterr().err
+    assert "where:    OMP_NUM_THREADS" in told and "set threads=N" in told
+    assert not Path("outputs").exists()
+    assert run_command([*QUICK, "threads=1"]) == 0
+
+
 @pytest.mark.parametrize(("reuse", "condition"), [("true", ""), ("false", " without reuse=false")])
 def test_interrupted_run_says_how_it_is_resumed(
     reuse: str, condition: str, monkeypatch: pytest.MonkeyPatch, capsys
