@@ -23,7 +23,8 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
 
     The rerun uses the numerics of the stored run. The client cache (config key
     ``memo``) and trackers are switched off. An earlier rerun is moved aside if it is
-    finished, and resumed if it was interrupted. The stored run is not changed.
+    finished or has other numerics, and resumed if it was interrupted. The stored run is
+    not changed.
 
     Args:
         run: Stored run.
@@ -104,15 +105,35 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
 
 
 def _prepare_folder(folder: RunFolder, run: StoredRun) -> None:
-    """Move an earlier result in `folder` aside, and store the numerics of `run`."""
+    """Prepare `folder` for a rerun with the numerics of `run`.
+
+    An earlier rerun is moved aside if it is finished, or if it has other numerics. The
+    latter is a rerun of another run with the same config.
+    """
     folder.acquire("fail", print)
     try:
-        if folder.result() is not None:
+        numerics, begun = (read_json(path / _NUMERICS) for path in (run.path, folder.path))
+        if folder.result() is not None or _differ(numerics, begun):
             folder.set_aside()
-        if (numerics := read_json(run.path / _NUMERICS)) is not None:
+        if numerics is not None:
             folder.once(_NUMERICS, numerics)
     finally:
         folder.release()
+
+
+def _differ(numerics: dict[str, Any] | None, begun: dict[str, Any] | None) -> bool:
+    """Return whether the numerics of a rerun are not those of the stored run.
+
+    Args:
+        numerics: Numerics of the stored run, or None if they are not known.
+        begun: Numerics of the rerun, or None if it was not begun.
+    """
+    if numerics is None or begun is None:
+        return False
+    if not numerics.get("engine"):
+        # The rerun may have chosen its engine, and with it the number of threads.
+        numerics = numerics | {"engine": begun.get("engine"), "threads": begun.get("threads")}
+    return numerics != begun
 
 
 def _print_comparison(

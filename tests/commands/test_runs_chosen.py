@@ -19,7 +19,7 @@ from fedexp.commands.export import as_csv
 from fedexp.commands.run import run_command as fedexp
 from fedexp.commands.runs import run_command
 from fedexp.commands.runs_plot import _file_name
-from fedexp.storage.files import write_json, write_text
+from fedexp.storage.files import read_json, write_json, write_text
 from fedexp.storage.selection import text_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, adjusted, compare
@@ -432,6 +432,32 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
     (folder / "config.yaml").write_text(yaml.safe_dump(stored))
     assert run_command(["rerun", "outputs/" + "/".join(folder.parts[1:])]) == 2
     assert "has changed or is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["chosen", "not chosen"])
+def test_interrupted_rerun_of_another_run_is_moved_aside(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    assert fedexp(["rounds=1", "clients=3", "model.hidden=[4]", "engine=serial", "threads=1"]) == 0
+    (folder,) = Path().glob("outputs/runs/*/*")
+    again = Path("outputs/reruns", *folder.parts[1:])
+    numerics = read_json(folder / "numerics.json")
+    if engine == "not chosen":
+        write_json(folder / "numerics.json", numerics | {"engine": {}, "threads": 2}, seal=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedexp.running.execute.save_outcome", stop)
+        for _ in range(2):
+            assert run_command(["rerun", "fedavg-digits"]) == 130
+    assert not again.with_name(f"{again.name}.1").exists()
+
+    write_json(folder / "numerics.json", numerics | {"deterministic": True}, seal=True)
+    run_command(["rerun", "fedavg-digits"])
+    assert read_json(again / "numerics.json")["deterministic"]
+    assert again.with_name(f"{again.name}.1").is_dir()
 
 
 def test_run_with_a_secret_in_its_data_root_stores_it_nowhere_and_is_rerun(
