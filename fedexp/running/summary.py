@@ -169,8 +169,14 @@ def _summarise_trace(
 
 
 def target_name(target: float) -> str:
-    """Return the key of a target in ``rounds_to``."""
-    return f"{target:.2f}" if round(target, 2) == target else f"{target:g}"
+    """Return the key of a target in ``rounds_to``.
+
+    Different targets have different keys.
+    """
+    if round(target, 2) == target:
+        return f"{target:.2f}"
+    short = f"{target:g}"
+    return short if float(short) == target else repr(target)
 
 
 def _best(values: list[float], higher_is_better: bool) -> float:

@@ -91,6 +91,8 @@ def test_rounds_to_several_targets() -> None:
     found = summary(curve, "headline.targets=[0.3,0.385,0.2,0.41]")["rounds_to"]
     assert found == {"0.30": 4, "0.385": 8, "0.20": 2, "0.41": math.inf}
     assert summary(curve)["rounds_to"] == {}
+    close = summary(curve, "headline.targets=[0.3850001,0.3850002,0.9999999]")["rounds_to"]
+    assert close == {"0.3850001": 10, "0.3850002": 10, "0.9999999": math.inf}
     down = summary(curve, f"headline.metric={LOSS}", "headline.targets=[0.7]")["rounds_to"]
     assert down == {"0.70": 4}  # first loss at or below the target
 
