@@ -418,7 +418,7 @@ def _diff(options: argparse.Namespace) -> int:
         table.add_row(escaped(name), escaped(left), escaped(right), style=style)
 
     def compare(name: str, left: Any, right: Any) -> None:
-        add(name, left, "the same" if left == right and left is not None else right)
+        add(name, left, "the same" if left == right and left not in (None, "-") else right)
 
     for key in sorted(differing, key=lambda key: (key not in deciding, keys.index(key))):
         left, right = (text_of(side.get(key, ABSENT)) for side in sides)
@@ -445,7 +445,11 @@ def _diff(options: argparse.Namespace) -> int:
 
     compare(
         "partition sha256",
-        *((run.result.get("partition") or {}).get("sha256", "-") for run in (a, b)),
+        *(
+            (run.result.get("partition") or {}).get("sha256")
+            or read_mapping(run.path / "data.json").get("partition", "-")
+            for run in (a, b)
+        ),
     )
     compare(
         "numerics",

@@ -88,8 +88,11 @@ def own_code(folder: Path) -> tuple[dict[str, str], dict[str, str | None]]:
     Both are empty if the run has no user code, or if its ``sources.json`` is damaged.
     """
     found = read_mapping(folder / FILE)
-    modules = {name: str(facts["sha256"]) for name, facts in (found.get("modules") or {}).items()}
-    return modules, dict(found.get("commits") or {})
+    modules, commits = found.get("modules") or {}, found.get("commits") or {}
+    try:
+        return {name: str(facts["sha256"]) for name, facts in modules.items()}, dict(commits)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}, {}
 
 
 def differences(a: Path, b: Path) -> Iterator[str]:

@@ -239,13 +239,13 @@ class StoredRun:
         it imported is not found or cannot be read.
         """
         from fedexp.storage.identity import code_hash, find_module, targets
+        from fedexp.storage.sources import own_code
 
         if str(Path.cwd()) not in sys.path and "" not in sys.path:
             # The command `fedexp` also looks in the working directory for the user's
             # modules.
             sys.path.insert(0, str(Path.cwd()))
-        recorded = read_mapping(self.path / "sources.json").get("modules") or {}
-        modules = {*targets(self.config), *recorded}
+        modules = {*targets(self.config), *own_code(self.path)[0]}
         if not self.config or not all(map(find_module, modules)):
             return False
         try:

@@ -21,6 +21,7 @@ from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.storage.files import write_json, write_text
 from fedexp.storage.identity import code_hash
+from fedexp.storage.sources import own_code
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs
 
 ESCAPES = "\x1b[31mred\x1b]0;title\x07\x9b2J\r"
@@ -192,6 +193,33 @@ def test_diff_names_what_differs_and_what_matters(
     assert lines["device"][1:5] == ["(no", "effect", "on", "results)"]
     assert "seed" not in lines and "+0.2500" in lines["test/global/acc:"]
     assert list(lines).index("local.lr") < list(lines).index("device")
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [([], ["-", "-"]), (["7", "7"], ["7", "the", "same"]), (["7", "8"], ["7", "8"])],
+)
+def test_diff_compares_the_partitions_of_unfinished_runs(
+    stored: list[str], shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["fedavg-digits-00000001", "fedavg-digits-00000002"]
+    folders = [make(tmp_path, "interrupted", name=name) for name in names]
+    for folder, sha256 in zip(folders, stored, strict=False):
+        write_json(folder / "data.json", {"partition": sha256})
+    assert run_command(["diff", *names, "--root", str(tmp_path)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["partition", "sha256", *shown] in rows
+    assert ["numerics", "-", "-"] in rows
+
+
+@pytest.mark.parametrize("sources", [
+    {"modules": {"p": 3}}, {"modules": {"p": {}}}, {"modules": 3}, {"commits": 3}, {"commits": ["abc"]},
+])  # fmt: skip
+def test_damaged_sources_count_as_no_user_code(sources: dict[str, Any], tmp_path: Path) -> None:
+    folder = make(tmp_path, "done", code="00000000", config=compose([]).values)
+    write_json(folder / "sources.json", sources)
+    assert own_code(folder) == ({}, {})
+    assert StoredRun(folder).is_of_other_code()
 
 
 @pytest.mark.parametrize(("flag", "gone"), [
