@@ -23,11 +23,12 @@ from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.files import delete_path, stale_files, temporary_path, write_text
 from fedexp.storage.selection import ABSENT, dotted_items, ordered, select, text_of
-from fedexp.storage.sources import differences, own_code
+from fedexp.storage.sources import differences
 from fedexp.storage.stored_run import (
     StoredRun,
     find_run,
     find_runs,
+    own_code,
     read_mapping,
     warnings_of_configs,
     weigh,

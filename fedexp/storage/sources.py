@@ -17,9 +17,8 @@ from typing import Any
 
 from fedexp.storage.files import write_bytes, write_json
 from fedexp.storage.identity import own_modules
-from fedexp.storage.stored_run import read_mapping
+from fedexp.storage.stored_run import SOURCES, own_code
 
-FILE = "sources.json"
 _FOLDER = "sources"  # folder under output_root
 
 
@@ -49,7 +48,7 @@ def store_sources(config: Mapping[str, Any], folder: Path) -> None:
         files.setdefault(source.file.parent, []).append(source.file)
 
     commits = {str(home): commit(home, tuple(inside)) for home, inside in sorted(files.items())}
-    write_json(folder / FILE, {"modules": modules, "commits": commits})
+    write_json(folder / SOURCES, {"modules": modules, "commits": commits})
 
 
 def _path(folder: Path, sha256: str) -> Path:
@@ -80,19 +79,6 @@ def git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def own_code(folder: Path) -> tuple[dict[str, str], dict[str, str | None]]:
-    """Return the user code of a run as (sha256 by module, commit by folder).
-
-    Both are empty if the run has no user code, or if its ``sources.json`` is damaged.
-    """
-    found = read_mapping(folder / FILE)
-    modules, commits = found.get("modules") or {}, found.get("commits") or {}
-    try:
-        return {name: str(facts["sha256"]) for name, facts in modules.items()}, dict(commits)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return {}, {}
 
 
 def differences(a: Path, b: Path) -> Iterator[str]:

@@ -24,6 +24,8 @@ from fedexp.storage.files import damaged, parse_yaml, read_json, refused
 # Name of a run folder: <codehash8>, or <codehash8>.<k> if it was set aside.
 _FOLDER = re.compile(r"[0-9a-f]{8}(\.\d+)?")
 _SHOWN_MATCHES = 8
+# File with the user's modules of a run, which `fedexp.storage.sources` writes.
+SOURCES = "sources.json"
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,6 @@ class StoredRun:
         it imported is not found or cannot be read.
         """
         from fedexp.storage.identity import code_hash, find_module, targets
-        from fedexp.storage.sources import own_code
 
         if str(Path.cwd()) not in sys.path and "" not in sys.path:
             # The command `fedexp` also looks in the working directory for the user's
@@ -252,6 +253,19 @@ class StoredRun:
             return code_hash(self.config)[:8] != self.path.name.partition(".")[0]
         except (SyntaxError, ValueError, OSError):
             return False
+
+
+def own_code(folder: Path) -> tuple[dict[str, str], dict[str, str | None]]:
+    """Return the user code of a run as (sha256 by module, commit by folder).
+
+    Both are empty if the run has no user code, or if its ``sources.json`` is damaged.
+    """
+    found = read_mapping(folder / SOURCES)
+    modules, commits = found.get("modules") or {}, found.get("commits") or {}
+    try:
+        return {name: str(facts["sha256"]) for name, facts in modules.items()}, dict(commits)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}, {}
 
 
 def resume_condition(config: Mapping[str, Any]) -> str:

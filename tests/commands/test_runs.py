@@ -21,8 +21,7 @@ from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.storage.files import write_json, write_text
 from fedexp.storage.identity import code_hash
-from fedexp.storage.sources import own_code
-from fedexp.storage.stored_run import StoredRun, find_run, find_runs
+from fedexp.storage.stored_run import StoredRun, find_run, find_runs, own_code
 
 ESCAPES = "\x1b[31mred\x1b]0;title\x07\x9b2J\r"
 CONFIG_HASH, CODE_HASH = "0123abcd", "89abcdef"
