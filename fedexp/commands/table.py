@@ -300,8 +300,8 @@ def _run(options: argparse.Namespace) -> int:
             )
         request.find_runs()
         if code:
-            configs = (run.config.values for run in request.cell_runs.values())
-            condition = resume_condition({"reuse": all(c.get("reuse", True) for c in configs)})
+            # All runs have the command line's `reuse`.
+            condition = resume_condition(request.cell_runs[todo[0].overrides].config.values)
             print(f"interrupted: the same command{condition} continues from here", file=sys.stderr)
             return code
 

@@ -188,6 +188,9 @@ def execute(
 ) -> Generator[ClientResult, None, None]:
     """Yield the results of `engine`, and check that they fit the jobs.
 
+    An engine that contains another engine uses this function, too. The error then names
+    the engine that is wrong.
+
     Raises:
         FedexpError: The engine does not yield one result per job in the order of the
             jobs.

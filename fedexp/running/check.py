@@ -64,7 +64,7 @@ class CheckedJob:
                 raise
             raise named from error
         _check_output_root(user_path(experiment.config.output_root, "output_root").absolute())
-        num_threads_of_run(experiment.config.threads)
+        num_threads_of_run(experiment.config.threads)  # refuses an unknown number of threads
         build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
         return cls(config, experiment)
 
