@@ -44,8 +44,9 @@ MODULES = {
 }
 # The size of a screen
 LINES, COLUMNS = 24, 100
-# The required share of typos that get the right suggestion
-RIGHT_SHARE = 0.9
+# The README promises both: the corpus has more entries, and a larger share of its typos gets the
+# right suggestion
+FEWEST, RIGHT_SHARE = 700, 0.95
 # Files that may change although an input is refused: the bookkeeping of a run that resumes, locks,
 # and the output of a test's process
 PASSING = re.compile(
@@ -236,8 +237,8 @@ def test_typos_get_the_right_suggestion() -> None:
         *missed,
         sep="\n",
     )
-    assert len(missed) <= (1 - RIGHT_SHARE) * len(TYPOS), "\n".join(missed)
-    assert f"For {len(TYPOS) - len(missed)} of {len(TYPOS)} typos," in README.read_text()
+    assert len(missed) < (1 - RIGHT_SHARE) * len(TYPOS), "\n".join(missed)
+    assert f"For more than {100 * RIGHT_SHARE:g} % of the typos" in README.read_text()
 
 
 @pytest.mark.parametrize("entry", [entry for entry in CORPUS if entry.process], ids=str)
@@ -261,10 +262,9 @@ def test_the_corpus_is_one() -> None:
 
     Every entry says what is expected of its answer.
     """
-    assert len(CORPUS) >= 200 and len(
-        {(str(entry), *entry.files.items()) for entry in CORPUS}
-    ) == len(CORPUS)
+    assert len(CORPUS) > FEWEST
+    assert len({(str(entry), *entry.files.items()) for entry in CORPUS}) == len(CORPUS)
     assert sum(entry.process for entry in CORPUS) == 11
     assert len(TYPOS) >= 60
     assert all(entry.says and (entry.hint or entry.meant) for entry in CORPUS)
-    assert f"{len(CORPUS)} wrong inputs are tested." in README.read_text()
+    assert f"More than {FEWEST} wrong inputs are tested." in README.read_text()
