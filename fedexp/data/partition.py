@@ -263,9 +263,11 @@ def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Pa
             "or use fewer clients",
         )
 
-    if isinstance(partition, CutPartition):
+    repeats = bool(partition.info.get("repeated_samples"))
+    if repeats or isinstance(partition, CutPartition):
+        has = "gives samples to several clients" if repeats else "contains a validation share"
         raise DataError(
-            "a partition that already contains a validation share cannot be changed",
+            f"a partition that already {has} cannot be changed",
             where="partition.on_small",
             expected="error or allow",
             got=on_small,
@@ -376,7 +378,9 @@ def save_partition(partition: Partition, path: Path, pool_sha256: str | None = N
 def contains_partition(path: Path, partition: Partition, pool_sha256: str | None = None) -> bool:
     """Return whether the file `path` is undamaged and contains `partition`.
 
-    The hash of the pool is compared if both the file and the caller have one.
+    The hash of the pool is compared if both the file and the caller have one. The
+    number of draws is not compared. If a time limit ended the draws, it differs between
+    machines.
     """
     try:
         stored = load_partition(path)
@@ -384,7 +388,8 @@ def contains_partition(path: Path, partition: Partition, pool_sha256: str | None
         return False
     known = read_pool_sha256(path)
     same_pool = known is None or pool_sha256 is None or known == pool_sha256
-    return same_pool and (stored.sha256, stored.info) == (partition.sha256, partition.info)
+    infos = [one.info | {"draws": None} for one in (stored, partition)]
+    return same_pool and stored.sha256 == partition.sha256 and infos[0] == infos[1]
 
 
 def read_pool_sha256(path: Path) -> str | None:

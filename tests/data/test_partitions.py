@@ -1,6 +1,7 @@
 """Tests of partition schemes: published partitions, and rules for all schemes."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,13 @@ from fedexp.config.compose import compose
 from fedexp.core.data import Partition
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.data.federated import cut_validation
-from fedexp.data.partition import Partitioner, apply_small_policy, validate
+from fedexp.data.partition import (
+    Partitioner,
+    apply_small_policy,
+    contains_partition,
+    save_partition,
+    validate,
+)
 from fedexp.data.partitions.dirichlet import Dirichlet
 from fedexp.data.partitions.dirichlet_blocks import DirichletBlocks
 from fedexp.data.partitions.dirichlet_per_client import DirichletPerClient
@@ -422,19 +429,24 @@ def test_dirichlet_time_limit_counts_only_own_computing() -> None:
     assert next(attempts) == 2
 
 
-@pytest.mark.parametrize("max_draws", [1, 5])
-def test_dirichlet_beyond_its_bound_applies_policy_to_first_attempt(max_draws: int) -> None:
-    """The result therefore does not depend on when the time limit was reached."""
+@pytest.mark.parametrize("scheme", [Dirichlet, Quantity])
+def test_beyond_its_bound_a_scheme_applies_the_policy_to_its_first_attempt(
+    scheme: type[Dirichlet] | type[Quantity], tmp_path: Path
+) -> None:
+    """Nothing depends on when the time limit was reached, not even later draws."""
     labels = np.repeat(np.arange(10), 100)
-    partition = Dirichlet(alpha=0.01, max_draws=max_draws, on_small="repair").split(
-        labels, 10, 50, rng()
-    )
-    assert partition.sizes.min() >= 10
-    assert (
-        partition.sha256
-        == Dirichlet(alpha=0.01, max_draws=1, on_small="repair").split(labels, 10, 50, rng()).sha256
-    )
-    assert partition.info["draws"] == max_draws
+    found = []
+    for max_draws in (1, 5):
+        generator = rng()
+        bounded = scheme(alpha=0.01, min_size=10, max_draws=max_draws, on_small="repair")
+        partition = bounded.split(labels, 10, 50, generator)
+        assert partition.sizes.min() >= 10
+        assert partition.info["draws"] == max_draws
+        found.append((partition, generator.randint(10**6)))
+    (first, next_number), (second, same_number) = found
+    assert first.sha256 == second.sha256 and next_number == same_number
+    save_partition(first, tmp_path / "partition.safetensors")
+    assert contains_partition(tmp_path / "partition.safetensors", second)
 
 
 def test_too_few_samples_are_refused_at_once() -> None:
@@ -505,6 +517,13 @@ def test_schemes_without_a_minimum_refuse_empty_clients() -> None:
 def test_validate_refuses(lists: list[list[int]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         validate(Partition.from_lists([np.array(part) for part in lists]), 4)
+
+
+@pytest.mark.parametrize("on_small", ["drop", "repair"])
+def test_a_partition_with_repeated_samples_is_not_changed(on_small: str) -> None:
+    shared = Partition.from_lists([np.arange(9), np.arange(7, 10)], repeated_samples=2)
+    with pytest.raises(DataError, match="gives samples to several clients cannot be changed"):
+        apply_small_policy(shared, 5, on_small)
 
 
 def test_validate_counts_repeated_samples() -> None:

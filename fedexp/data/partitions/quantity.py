@@ -56,7 +56,8 @@ class Quantity(DirichletPartitioner, BoundedPartitioner):
             sizes = self._draw_sizes(n, clients, rng)
             if sizes is None:
                 continue
-            first = sizes if first is None else first
+            if first is None:
+                first, after_first = sizes, rng.get_state()
             largest = max(largest, int(sizes.min()))
             if largest >= self.min_size:
                 return Partition(order, offsets_of(sizes), {"draws": attempt})
@@ -77,6 +78,7 @@ class Quantity(DirichletPartitioner, BoundedPartitioner):
 
         # The policy is applied to the first draw, because the last draw before the time
         # limit differs between machines.
+        rng.set_state(after_first)
         return Partition(order, offsets_of(first), {"draws": attempt, "gate": "not met"})
 
     def _draw_sizes(self, n: int, clients: int, rng: np.random.RandomState) -> np.ndarray | None:
