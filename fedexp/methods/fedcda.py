@@ -517,7 +517,8 @@ class Selection:
         for group in groups:
             M += int(owners[group].sum())
             norms = np.diag(gram)
-            spread = weights * norms / M - (weights**2 * norms + 2 * weights * with_fixed) / M**2
+            # In this order of operations, equal values of J stay equal after rounding.
+            spread = (weights * (M - weights) * norms - 2 * weights * with_fixed) / M**2
             unary = weights * self.losses / M + self.L / 2 * spread
             rows = lowest(
                 unary,

@@ -145,6 +145,14 @@ def test_equal_choices_go_to_the_newest() -> None:
     assert instance.problem().choose([np.array([0, 1])]) == [0, 0]
 
 
+def test_equal_choices_go_to_the_newest_with_weights() -> None:
+    """A single client's J does not depend on its model if its losses are equal."""
+    for seed in range(50):
+        instance = Instance(seed, (5,), 0)
+        alone = replace(instance.problem(), losses=np.zeros(5), weights=(9,))
+        assert alone.choose([np.array([0])]) == [0]
+
+
 def test_with_l_zero_everyone_takes_the_lowest_loss() -> None:
     for seed in range(4):
         instance = Instance(seed, (3, 3, 3), 2, L=0.0)
