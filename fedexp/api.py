@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedexp.core.probe import Probe
     from fedexp.core.weights import Weights
     from fedexp.storage.client_data import ClientData
+    from fedexp.storage.model_folder import Clients
 
 T = TypeVar("T")
 
@@ -335,8 +336,8 @@ def save_models(
             true. The default is the probe of ``method=ma_echo`` with its default keys.
 
     Raises:
-        ConfigError: A state dict does not fit its network, or the counts, networks or
-            data do not fit the models.
+        ConfigError: A state dict does not fit its network or has NaN or infinity, or
+            the counts, networks or data do not fit the models.
     """
     import torch
 
@@ -384,6 +385,7 @@ def save_models(
     }
 
     clients = build(Clients, facts, "")
+    _check_counts(clients, num_classes)
     given = [model] * number if isinstance(model, str | Mapping) else _listed(model)
     if given is None or len(given) != number:
         raise ConfigError(
@@ -403,6 +405,7 @@ def save_models(
         Weights.of_state_dict(spec, state, f"state_dicts[{i}]")
         for i, (spec, state) in enumerate(zip(specs, states, strict=True))
     )
+    _check_finite(models)
     if content is not None and content.samples and not keep_data:
         if means is None or stds is None:
             raise ConfigError(
@@ -418,6 +421,42 @@ def save_models(
     save_outcome(Outcome(models, "local", clients=clients.clients), clients, place)
     if content is not None:
         save_client_data(content, place)
+
+
+def _check_counts(clients: Clients, num_classes: int) -> None:
+    """Refuse class counts of another number of classes, or with other sums."""
+    sums = clients.num_examples or ()
+    for i, row in enumerate(clients.class_counts or ()):
+        if len(row) != num_classes:
+            raise ConfigError(
+                "class_counts needs one number per class",
+                where=f"class_counts[{i}]",
+                expected=f"{num_classes} numbers (num_classes)",
+                got=f"{len(row)} numbers",
+            )
+        if sum(row) != sums[i]:
+            raise ConfigError(
+                "class_counts and num_examples disagree",
+                where=f"class_counts[{i}]",
+                expected=f"a sum of {sums[i]} (num_examples)",
+                got=f"a sum of {sum(row)}",
+                do="count the same samples for both, or leave out num_examples",
+            )
+
+
+def _check_finite(models: Sequence[Weights]) -> None:
+    """Refuse models with NaN or infinity."""
+    from fedexp.core.trees import nonfinite
+
+    for i, model in enumerate(models):
+        bad = nonfinite({**model.params, **model.buffers})
+        if bad is not None:
+            raise ConfigError(
+                f"a model has NaN or infinity in {bad}",
+                where=f"state_dicts[{i}]",
+                expected="finite numbers",
+                do="leave the client out, or train its model again",
+            )
 
 
 def _listed(value: Any) -> list[Any] | None:
