@@ -428,7 +428,7 @@ class Config:
     def __post_init__(self) -> None:
         require(
             self.seed_data >= 0 and self.seed_data < 2**32,
-            f"seed_data (or seed if it is null) must be in [0, 2^32), got {self.seed_data}",
+            f"seed_data (by default it is seed) must be in [0, 2^32), got {self.seed_data}",
         )
         require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
         require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")

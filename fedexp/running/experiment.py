@@ -183,6 +183,7 @@ class Experiment:
         if self.config.device != "auto":
             check_device(self.config.device, self.config.dtype)
         self._check_float64()
+        self._check_step_size()
         check_scheme(self.dataset, self.partitioner)
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
         check_validation(self.config.eval.held_out, bool(self.partitioner.val_fraction))
@@ -260,6 +261,19 @@ class Experiment:
                 expected="cpu or cuda",
                 got=device,
                 do="set device=cpu",
+            )
+
+    def _check_step_size(self) -> None:
+        local, rounds = self.config.local, self.config.rounds
+        # After the warm-up, no schedule increases the step size.
+        if local.lr * local.lr_factor(rounds - 1, rounds) == 0:
+            first = next(t for t in range(rounds) if local.lr * local.lr_factor(t, rounds) == 0)
+            raise ConfigError(
+                f"the local step size is rounded to 0 in round {first + 1}",
+                where="local.lr_decay",
+                expected=f"a positive step size in all {rounds} rounds",
+                got=f"local.lr={local.lr:g}, local.lr_decay={local.lr_decay:g}",
+                do="raise local.lr_decay, or lower rounds",
             )
 
     @property
