@@ -52,7 +52,7 @@ from fedexp.storage.files import read_json, refused, write_json, write_text
 from fedexp.storage.model_folder import Clients, digests, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder, trace_rows
 from fedexp.storage.sources import store_sources
-from fedexp.storage.tensors import load_tree, save_sealed
+from fedexp.storage.tensors import check_storable, load_tree, save_sealed
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo, title
@@ -617,9 +617,18 @@ class _Saver:
         self._checkpoint, self._journal = checkpoint, journal
         self._pending: tuple[Snapshot, tuple[int, str]] | None = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
+        self._is_checked = False
 
     def note(self, step: RecordedStep) -> None:
-        """Remember a step whose row is in the journal, for the next save."""
+        """Remember a step whose row is in the journal, for the next save.
+
+        Raises:
+            StorageError: The state of the first step cannot be stored. Without this
+                check, an unfit state would be found only at the first save.
+        """
+        if not self._is_checked:
+            check_storable(step.after.state)
+            self._is_checked = True
         self._pending = step.after, self._journal.mark
 
     def since_last_save(self, unit: str) -> float:

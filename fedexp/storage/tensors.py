@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -277,13 +278,24 @@ class TensorStore:
         return self.folder / f"{name}.safetensors"
 
 
-def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeights], str]) -> Any:
+def encode(
+    value: Any,
+    put: Callable[[Tree], str],
+    name_of: Callable[[StoredWeights], str],
+    at: str = "state",
+) -> Any:
     """Encode nested state as a JSON value. Tensors are stored as trees.
 
     Args:
         value: Nested dict, list, tuple, scalars, Tensor, Weights and StoredWeights.
+            Subclasses of dict, list and tuple are refused, because `decode` would
+            return the plain type. An ``OrderedDict`` becomes a dict.
         put: Function that stores a tree and returns its name.
         name_of: Function that returns the name of a stored model.
+        at: Place of the value within the state, for messages.
+
+    Raises:
+        StorageError: A part of the value has another type.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -291,30 +303,47 @@ def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeig
         return {"$tensor": put({"value": value})}
 
     if isinstance(value, Weights | StoredWeights):
-        spec = {"arch": value.spec.arch, "kwargs": encode(value.spec.kwargs, put, name_of)}
+        spec = {"arch": value.spec.arch, "kwargs": encode(value.spec.kwargs, put, name_of, at)}
         if isinstance(value, StoredWeights):
             return {"$kept": {"spec": spec, "tree": name_of(value)}}
         return {
             "$weights": {"spec": spec, "params": put(value.params), "buffers": put(value.buffers)}
         }
 
-    if isinstance(value, tuple):
-        return {"$tuple": [encode(item, put, name_of) for item in value]}
-    if isinstance(value, list):
-        return [encode(item, put, name_of) for item in value]
+    if type(value) in (tuple, list):
+        items = [encode(one, put, name_of, f"{at}[{number}]") for number, one in enumerate(value)]
+        return {"$tuple": items} if type(value) is tuple else items
 
-    if isinstance(value, dict) and all(
-        isinstance(key, str) and not key.startswith("$") for key in value
-    ):
+    if type(value) in (dict, OrderedDict):
+        for key in value:
+            if not isinstance(key, str) or key.startswith("$"):
+                raise StorageError(
+                    "a key of the method's state cannot be stored",
+                    where=at,
+                    expected="text that does not begin with '$'",
+                    got=repr(key),
+                    do="use other keys, for example str(client)",
+                )
         if value and all(isinstance(item, Tensor) for item in value.values()):
             return {"$tree": put(value)}
-        return {key: encode(item, put, name_of) for key, item in value.items()}
+        return {key: encode(item, put, name_of, f"{at}[{key!r}]") for key, item in value.items()}
 
     raise StorageError(
-        f"state holds a {type(value).__name__}, which cannot be stored",
-        expected="dict[str, ...], list, tuple, str, int, float, bool, None, Tensor, Weights "
-        "or StoredWeights",
+        "a part of the method's state cannot be stored",
+        where=at,
+        expected="dict, list, tuple, str, int, float, bool, None, Tensor, Weights or StoredWeights",
+        got=f"{type(value).__module__}.{type(value).__qualname__}",
+        do="convert it to one of these types",
     )
+
+
+def check_storable(state: Any) -> None:
+    """Refuse a method's state that a checkpoint could not store, without writing.
+
+    Raises:
+        StorageError: A part of the state has a type that `encode` refuses.
+    """
+    encode(state, lambda tree: "", lambda stored: "")
 
 
 def decode(

@@ -6,8 +6,10 @@ import importlib.metadata
 import json
 import os
 import socket
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -22,7 +24,14 @@ from fedexp.storage.files import read_json, read_jsonl, write_text
 from fedexp.storage.run_folder import Journal, RunFolder
 from fedexp.storage.stored_run import find_runs
 from fedexp.storage.stored_weights import FileBackedModelStore
-from fedexp.storage.tensors import TensorStore, decode, encode, load_tree, save_tree
+from fedexp.storage.tensors import (
+    TensorStore,
+    check_storable,
+    decode,
+    encode,
+    load_tree,
+    save_tree,
+)
 
 CPU = torch.device("cpu")
 SPEC = ModelSpec("a.B", (("hidden", (8, 4)), ("bias", True)))
@@ -95,9 +104,21 @@ def test_trees_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
     )
 
 
-def test_encode_of_unsupported_values_raises(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="set"):
-        encode({"x": {1, 2}}, TensorStore(tmp_path).put, str)
+class Point(NamedTuple):
+    x: int
+
+
+@pytest.mark.parametrize(("value", "got"), [
+    ({1, 2}, "builtins.set"),
+    (Point(1), "test_storage.Point"),  # would be loaded as a tuple
+    (defaultdict(int, a=1), "collections.defaultdict"),  # would be loaded as a dict
+    ({0: 1.0}, "0"),
+])  # fmt: skip
+def test_encode_of_unsupported_values_raises(value: object, got: str) -> None:
+    with pytest.raises(StorageError, match="method's state cannot be stored") as refused:
+        check_storable({"x": [None, value]})
+    facts = refused.value.facts
+    assert facts["where"] == "state['x'][1]" and facts["got"].endswith(got)
 
 
 def test_checkpoint_keeps_memories_of_clients_that_did_not_change(tmp_path: Path) -> None:
