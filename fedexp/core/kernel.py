@@ -22,10 +22,11 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.local_optimizers import LocalOptimizer
 from fedexp.core.local_training import LocalTraining
 from fedexp.core.net import Net
+from fedexp.core.result_check import check_trees
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Batch, Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Clock, Ctx, Measured, Received, Trainer
-from fedexp.core.trees import Tree
+from fedexp.core.trees import Tree, Trees
 from fedexp.core.user_code import place_of_class
 from fedexp.core.weights import Weights
 
@@ -132,7 +133,7 @@ def train_client(
             after_step,
         )
 
-    payload, state = trainer.finish(values, buffers, ctx)
+    payload, state = finished(trainer, values, buffers, ctx)
     net.set_noise(None)
     check_unchanged(job, versions)
     trained = {**params, **values}
@@ -148,6 +149,19 @@ def train_client(
         metrics=metrics,
         known_finite=weights if finite else None,
     )
+
+
+def finished(trainer: Trainer, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+    """Return the payload and the new state of a client (`Trainer.finish`).
+
+    Raises:
+        FedexpError: The hook returned something else.
+    """
+    payload, state = trainer.finish(params, buffers, ctx)
+    check_trees(payload, "the payload", trainer, "finish", floating=True)
+    if state is not None:
+        check_trees(state, "the new client state", trainer, "finish", floating=False)
+    return payload, state
 
 
 def by_name(loss: Tensor | Measured) -> dict[str, Tensor]:

@@ -59,12 +59,14 @@ def check_model(
             got=spec.arch,
             do="use fedexp.core.dropout.Dropout in place of torch.nn.functional.dropout",
         )
-    if output.shape != (2, *output_shape):
+    if not isinstance(output, torch.Tensor) or output.shape != (2, *output_shape):
+        is_tensor = isinstance(output, torch.Tensor)
+        got = tuple(output.shape) if is_tensor else f"a {type(output).__name__}"
         raise ConfigError(
             "the model's output does not fit the data set",
             where="model",
             expected=f"(batch, {', '.join(map(str, output_shape))}) logits",
-            got=f"{tuple(output.shape)} for a batch of 2 from {spec.arch}",
+            got=f"{got} for a batch of 2 from {spec.arch}",
             do="choose another model (unet for masks). Your own constructors receive "
             "num_classes and input_shape",
         )

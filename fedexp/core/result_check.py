@@ -1,4 +1,4 @@
-"""Checks of the tensors and metrics that an aggregator or a server optimizer returns.
+"""Checks of the tensors and metrics that plug-ins return.
 
 PyTorch broadcasts shapes and promotes types without an error. Without the checks,
 training could go on with tensors of a wrong shape or type.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedexp.core.errors import FedexpError
-from fedexp.core.outcome import Outcome
+from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.user_code import is_ours, place_of_class, place_of_hook
@@ -65,7 +66,7 @@ def _unfit_metric(
         f"the metric '{name}' of the server cannot be logged: {what}",
         where=", ".join(filter(None, places)) or ", ".join(kind.__name__ for kind in kinds),
         expected=expected,
-        got=got if isinstance(got, str) else _described(got),
+        got=_described(got),
     )
 
 
@@ -94,6 +95,111 @@ def check_tree(tree: object, like: Tree, result: str, plugin: object, hooks: Seq
         if not isinstance(got, Tensor) or expected is None or _kind(got) != _kind(expected):
             what = f"{result} does not fit the model at '{name}'"
             raise _unfit(what, _described(expected), got, plugin, hooks)
+
+
+def check_trees(given: object, result: str, plugin: object, hook: str, floating: bool) -> None:
+    """Refuse a value that is not a dict of trees.
+
+    Args:
+        given: The returned value.
+        result: Name of the returned value for messages.
+        plugin: The plug-in that returned the value.
+        hook: Name of the plug-in's method.
+        floating: Whether the tensors must be floating-point tensors.
+
+    Raises:
+        FedexpError: The value does not fit. The message has file and line of the
+            method.
+    """
+    expected = "a dict of trees, such as {'counts': {'n': tensor}}"
+
+    def refuse(what: str, expected: str, got: object, do: str) -> NoReturn:
+        raise _unfit(f"{result} {what}", expected, got, plugin, (hook,), do)
+
+    if not isinstance(given, Mapping):
+        refuse("is not a dict of trees", expected, given, "return {} for no trees")
+    for group, tree in given.items():
+        if not isinstance(group, str) or "/" in group:
+            refuse("has a tree with an unfit name", "text without '/'", repr(group), "rename it")
+        if not isinstance(tree, dict):
+            refuse(f"is not a dict of trees at '{group}'", expected, tree, "add a level of names")
+        for name, value in tree.items():
+            where = f"at '{group}', '{name}'"
+            if not isinstance(name, str):
+                refuse(f"has an unfit name at '{group}'", "text", repr(name), "rename it")
+            if not isinstance(value, Tensor):
+                refuse(f"has no tensor {where}", "a tensor", value, "convert it to a tensor")
+            if floating and not value.is_floating_point():
+                refuse(
+                    f"has an unfit tensor {where}",
+                    "a floating-point tensor, because the server averages it",
+                    value,
+                    "convert it, for example with value.float()",
+                )
+
+
+def check_loss(loss: object, scalars: Mapping[str, object], plugin: object) -> None:
+    """Refuse a loss, or further values, that are not scalar tensors.
+
+    Args:
+        loss: The loss that a trainer's `loss` returned.
+        scalars: The further values that it measured, by name.
+        plugin: The trainer.
+
+    Raises:
+        FedexpError: A value is not a scalar tensor. The message has file and line of
+            the method.
+    """
+    values = {"the loss": loss, **{f"'{name}'": value for name, value in scalars.items()}}
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or value.dim():
+            raise _unfit(
+                f"{name} is not a scalar",
+                "a tensor of shape (), such as the mean over the batch",
+                value,
+                plugin,
+                ("loss",),
+                "return loss.mean(), or Measured(loss, scalars) with further scalars",
+            )
+
+
+def check_totals(totals: object, task: object) -> None:
+    """Refuse sums of a task's metrics that are not scalar tensors by name.
+
+    Raises:
+        FedexpError: A value does not fit. The message has file and line of the method.
+    """
+    values = totals.items() if isinstance(totals, Mapping) else [("", totals)]
+    for name, value in values:
+        if not isinstance(value, Tensor) or value.dim():
+            raise _unfit(
+                f"the sum of '{name}' over a batch does not fit" if name else "the sums do not fit",
+                "a dict of tensors of shape ()",
+                value,
+                task,
+                ("totals",),
+                "return value.sum() for every name",
+            )
+
+
+def check_task_metrics(metrics: object, names: Sequence[str], task: object) -> None:
+    """Refuse metrics of a data set that lack a name or are not numbers.
+
+    Raises:
+        FedexpError: The metrics do not fit. The message has file and line of the
+            method.
+    """
+    for name in names:
+        value = metrics.get(name) if isinstance(metrics, Mapping) else None
+        if not isinstance(value, Real):
+            raise _unfit(
+                f"the task's metric '{name}' is missing, or is not a number",
+                f"numbers for {', '.join(names)} (metric_names)",
+                value,
+                task,
+                ("metrics", "metric_names"),
+                "return a number for every name in metric_names",
+            )
 
 
 def check_shares(shares: object, count: int, plugin: object, hooks: Sequence[str]) -> None:
@@ -126,20 +232,44 @@ def check_shares(shares: object, count: int, plugin: object, hooks: Sequence[str
 
 
 def check_outcome(
-    outcome: Outcome, dtype: torch.dtype, plugin: object, hooks: Sequence[str]
+    outcome: Outcome,
+    delivers: Delivers,
+    dtype: torch.dtype,
+    plugin: object,
+    hooks: Sequence[str],
 ) -> None:
-    """Refuse models that do not fit their networks.
+    """Refuse an outcome of another kind, and models that do not fit their networks.
 
     Args:
         outcome: The models that the method delivers.
+        delivers: The kind of outcome that the plug-in declares.
         dtype: Type of floating-point tensors.
         plugin: The plug-in that computed the models.
         hooks: Names of the plug-in's methods that may have computed the models, the
             most likely first.
 
     Raises:
-        FedexpError: A model does not fit. The message has file and line of the method.
+        FedexpError: The outcome does not fit. The message has file and line of the
+            method.
     """
+    if outcome.kind != delivers:
+        raise _unfit(
+            "the outcome is of another kind than the class declares",
+            f"kind '{delivers}', the value of the class attribute `delivers`",
+            repr(outcome.kind),
+            plugin,
+            ("outcome",),
+            f'set delivers = "{outcome.kind}" in the class, or return another kind',
+        )
+    if outcome.clients is not None and len(outcome.clients) != len(outcome.models):
+        raise _unfit(
+            "the clients of the outcome do not fit its models",
+            f"{len(outcome.models)} clients, one per model",
+            f"{len(outcome.clients)} clients",
+            plugin,
+            ("outcome",),
+            "return one client per model",
+        )
     for number, model in enumerate(outcome.models):
         result = "the server's model" if len(outcome.models) == 1 else f"model {number}"
         if not isinstance(model, Weights):
@@ -171,6 +301,8 @@ def _kind(value: Tensor) -> tuple[torch.Size, torch.dtype]:
 def _described(value: object) -> str:
     if isinstance(value, Tensor):
         return f"shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, str):
+        return value
     if isinstance(value, list | tuple) and all(isinstance(each, Real) for each in value):
         shown = ", ".join(map(str, value[:_FEW]))
         return f"[{shown}]" if len(value) <= _FEW else f"[{shown}, ...] ({len(value)} values)"

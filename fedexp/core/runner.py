@@ -20,7 +20,7 @@ from fedexp.core.engine import Engine, execute
 from fedexp.core.env import Env
 from fedexp.core.errors import ClientError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult, bytes_down, bytes_up
-from fedexp.core.result_check import checked_metrics
+from fedexp.core.result_check import check_trees, checked_metrics
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import Received
 from fedexp.core.trees import Trees
@@ -174,9 +174,13 @@ def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob
         if state is None:
             key = id(job.trainer), id(job.start), job.frozen
             if key not in first:
-                first[key] = job.trainer.init_state(
+                own = job.trainer.init_state(
                     job.trainable, Received(job.start.params, job.start.buffers)
                 )
+                if own is not None:
+                    what = "the initial client state"
+                    check_trees(own, what, job.trainer, "init_state", floating=False)
+                first[key] = own
             state = first[key]
         jobs.append(job if state is None else replace(job, state=state))
 

@@ -11,9 +11,11 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedexp.core.data import Noise, Targets
+from fedexp.core.errors import FedexpError
 from fedexp.core.metrics import is_minimised
 from fedexp.core.net import Net
 from fedexp.core.trees import Tree
+from fedexp.core.user_code import place_of_class
 
 Metrics = dict[str, float]
 
@@ -120,6 +122,15 @@ class Task(ABC):
                 batches.
             count: Number of samples.
         """
+        lacking = [name for name in self.metric_names if name not in totals]
+        if lacking:
+            raise FedexpError(
+                f"a task's sums lack the metric '{lacking[0]}'",
+                where=place_of_class(type(self)),
+                expected=f"sums of {', '.join(self.metric_names)} (metric_names)",
+                got=", ".join(totals) or "no sums",
+                do="return a sum for every metric from `totals`, or override `metrics`",
+            )
         return {name: totals[name] / count for name in self.metric_names}
 
     @property

@@ -18,6 +18,7 @@ from fedexp.core.data import Noise
 from fedexp.core.local_training import LocalTraining
 from fedexp.core.needs import Needs
 from fedexp.core.net import Net
+from fedexp.core.result_check import check_loss
 from fedexp.core.task import Batch, Task
 from fedexp.core.torch_private import run_backward
 from fedexp.core.trees import Tree, Trees
@@ -58,13 +59,7 @@ def gradient(loss: Tensor, params: Tree) -> Tree:
     Returns:
         One gradient per parameter, under the same names.
 
-    Raises:
-        ValueError: The loss is not a scalar.
     """
-    if loss.numel() != 1:
-        raise ValueError(
-            f"a loss must be a scalar, the mean over the batch, got shape {tuple(loss.shape)}"
-        )
     grads = run_backward(loss, tuple(params.values()))
     return {
         name: torch.zeros_like(value) if grad is None else grad
@@ -411,7 +406,9 @@ class Trainer:
         found = self.loss(net, params, buffers, batch, ctx)
         live = {name: value for name, value in params.items() if value.requires_grad}
         if not isinstance(found, Measured):
+            check_loss(found, {}, self)
             return gradient(found, live), found.detach()
+        check_loss(found.loss, found.scalars, self)
         scalars = {name: value.detach() for name, value in found.scalars.items()}
         return gradient(found.loss, live), Measured(found.loss.detach(), scalars)
 
@@ -465,7 +462,10 @@ class Trainer:
             ctx: The context of the client's round.
 
         Returns:
-            The tensors for the server (payload), and the new client state or None.
+            The trees for the server (payload), and the trees of the new client state.
+            Both are dicts by name. The names contain no "/". The server averages the
+            payloads, so all clients must send trees with the same names and shapes. If
+            the state is None, the client keeps its earlier state.
         """
         return {}, None
 

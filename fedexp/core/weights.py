@@ -268,8 +268,23 @@ class Weights:
 
     @classmethod
     def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
-        """Return the initial weights that the network's class produces with `seed`."""
+        """Return the initial weights that the network's class produces with `seed`.
+
+        Raises:
+            ConfigError: A parameter has ``requires_grad=False``, but the class does not
+                declare it as frozen.
+        """
         module = spec.module(seed)
+        still = tuple(n for n, value in module.named_parameters() if not value.requires_grad)
+        undeclared = sorted({*still} - frozen_of(spec.arch, still))
+        if undeclared:
+            raise ConfigError(
+                f"the parameter '{undeclared[0]}' has requires_grad=False, but would be trained",
+                where="model",
+                expected="parameters that require a gradient, or that are declared as frozen",
+                got=f"{spec.arch} with {', '.join(undeclared)}",
+                do="name it in the class attribute frozen_parameters",
+            )
         params = {
             name: value.detach().to(device, dtype) for name, value in module.named_parameters()
         }

@@ -41,6 +41,7 @@ from fedexp.core.kernel import (
     check_unchanged,
     context,
     epoch_order,
+    finished,
     last_epoch,
     overrides,
     schedule_of,
@@ -323,8 +324,8 @@ class _Training:
         net.train()
         net.set_noise(client.noise)
 
-        payload, state = job.trainer.finish(
-            {name: params[name] for name in self._whole.live}, buffers, client.ctx
+        payload, state = finished(
+            job.trainer, {name: params[name] for name in self._whole.live}, buffers, client.ctx
         )
         net.set_noise(None)
         check_unchanged(job, client.versions)

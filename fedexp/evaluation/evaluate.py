@@ -19,6 +19,7 @@ from fedexp.core.data import Samples
 from fedexp.core.device import wide
 from fedexp.core.net import Net
 from fedexp.core.outcome import Delivers, Outcome
+from fedexp.core.result_check import check_task_metrics, check_totals
 from fedexp.core.task import Batch, Metrics, Task
 from fedexp.core.weights import Weights, by_spec
 
@@ -73,6 +74,7 @@ class Evaluator:
 
         if outcome.kind != "local":
             measured = self._measure(outcome.models, outcome, samples)
+            check_task_metrics(measured, self.task.metric_names, self.task)
             return {
                 f"{split}/{outcome.kind}/{name}": measured[name] for name in self.task.metric_names
             }
@@ -91,6 +93,8 @@ class Evaluator:
             client, this is the order of the clients.
         """
         measured = [self._measure([model], outcome, samples) for model in outcome.models]
+        for metrics in measured:
+            check_task_metrics(metrics, self.task.metric_names, self.task)
         return {
             f"{split}/local/{name}": [metrics[name] for metrics in measured]
             for name in self.task.metric_names
@@ -142,7 +146,9 @@ class Evaluator:
                 low, high, total = bounds[part], bounds[part + 1], totals[part]
                 own = slice(max(0, low - start), min(len(index), high - start))
                 if own.start < own.stop:
-                    for name, value in self.task.totals(output[own], y[own]).items():
+                    sums = self.task.totals(output[own], y[own])
+                    check_totals(sums, self.task)
+                    for name, value in sums.items():
                         total[name] = total[name] + value if name in total else value
 
         # Reading a number from a GPU waits for all its work, so all are read at once.

@@ -102,7 +102,13 @@ def steps(
             began = time.perf_counter()
             outcome = aggregator.outcome(step.after.state)
             if is_users(aggregator):
-                check_outcome(outcome, env.dtype, aggregator, ("fuse", "update", "outcome"))
+                check_outcome(
+                    outcome,
+                    aggregator.delivers,
+                    env.dtype,
+                    aggregator,
+                    ("fuse", "update", "outcome"),
+                )
 
             # Clients' models need no check, because each was checked when it arrived.
             if aggregator.delivers == "global":

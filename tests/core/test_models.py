@@ -133,6 +133,44 @@ def test_binding_follows_the_dictionary() -> None:
     assert float(net(a, buffers, x)[0, 0]) == 9.0
 
 
+class Still(nn.Module):
+    """A network with a parameter that requires no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.scale = nn.Linear(4, 3), nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x.flatten(1)) * self.scale
+
+
+class DeclaredStill(Still):
+    frozen_parameters = ("scale",)
+
+
+def test_a_parameter_without_gradient_must_be_declared_as_frozen() -> None:
+    with pytest.raises(ConfigError, match="'scale' has requires_grad=False"):
+        check_model(spec("Still"), (1, 2, 2), (3,))
+    check_model(spec("DeclaredStill"), (1, 2, 2), (3,))
+
+
+class Pair(nn.Module):
+    """A network that returns logits and features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.fc(x.flatten(1)), x
+
+
+def test_a_model_that_returns_no_tensor_is_refused() -> None:
+    with pytest.raises(ConfigError, match="output does not fit") as refused:
+        check_model(spec("Pair"), (1, 2, 2), (3,))
+    assert "a tuple for a batch of 2" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("GlobalNoise", "global generator"), ("Spatial", "Dropout2d")]
 )

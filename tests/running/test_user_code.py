@@ -19,7 +19,7 @@ import torch
 import fedexp
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ClientError, ConfigError
 from fedexp.core.user_code import place_of_error
 from fedexp.storage import identity
 from fedexp.storage.sources import commit
@@ -408,6 +408,143 @@ def test_result_that_does_not_fit_the_model_is_refused_with_its_line(
     error = capsys.readouterr().err
     assert message in error and f"unfit_result.py:{line} (Mine)" in error, error
     assert "to do:" in error and "Traceback" not in error
+
+
+ONE_HOOK = """
+    from dataclasses import dataclass
+    import torch
+    from fedexp.core.trainer import Measured
+    from fedexp.methods.fedavg import PlainTrainer
+
+    sent = []
+
+    @dataclass(frozen=True)
+    class Mine(PlainTrainer):
+        def {HOOK}:
+            {BODY}
+"""
+FINISH = "finish(self, params, buffers, ctx)"
+LOSS = "loss(self, net, params, buffers, batch, ctx)"
+PLAIN_LOSS = "loss = super().loss(net, params, buffers, batch, ctx); return "
+
+
+@pytest.mark.parametrize(("hook", "body", "message"), [
+    (FINISH, "return [], None", "the payload is not a dict of trees"),
+    (FINISH, "return {'a': ctx.class_counts}, None", "not a dict of trees at 'a'"),
+    (FINISH, "return {'a': {'n': ctx.class_counts}}, None", "value.float()"),
+    (FINISH, "return {'a': {'n': 1.0}}, None", "no tensor at 'a', 'n'"),
+    (FINISH, "return {'a/b': {}}, None", "text without '/'"),
+    (FINISH, "return {}, {'a': {1: torch.ones(1)}}", "the new client state has an unfit name"),
+    ("init_state(self, start, received)", "return {'a': torch.ones(1)}", "initial client state"),
+    (LOSS, PLAIN_LOSS + "float(loss)", "got:      float"),
+    (LOSS, PLAIN_LOSS + "loss[None]", "got:      shape (1,)"),
+    (LOSS, PLAIN_LOSS + "Measured(loss, {'a': 1.0})", "'a' is not a scalar"),
+])  # fmt: skip
+def test_unfit_result_of_a_trainers_hook_is_refused_with_its_line(
+    hook: str, body: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = textwrap.dedent(ONE_HOOK).format(HOOK=hook, BODY=body)
+    chosen = plugin("trainer", "unfit_hook", source)
+    assert run_command([*QUICK, chosen]) == 1
+    error = capsys.readouterr().err
+    assert message in error and "unfit_hook.py:11 (Mine)" in error, error
+    assert "to do:" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("payload", [
+    "{'a': {'n': torch.ones(len(sent))}}",
+    "{'a': {}, 'b': {}} if len(sent) == 1 else {'a': {}}",
+    "{'a': {}} if len(sent) == 1 else {'a': {}, 'b': {}}",
+])  # fmt: skip
+def test_payloads_with_different_trees_are_not_averaged(payload: str) -> None:
+    body = f"sent.append(1); return {payload}, None"
+    source = textwrap.dedent(ONE_HOOK).format(HOOK=FINISH, BODY=body)
+    chosen = plugin("trainer", "unlike_payloads", source)
+    with pytest.raises(ClientError, match="different trees") as refused:
+        fedexp.run([*QUICK, chosen, "memo.enabled=false"])
+    assert refused.value.facts["where"] == "the payload of client 1"
+
+
+OUTCOME = """
+    from dataclasses import dataclass
+    from fedexp.core.outcome import Outcome
+    from fedexp.methods.fedavg import Mean
+
+    @dataclass(frozen=True)
+    class Mine(Mean):
+        def outcome(self, state):
+            model = state["weights"]
+            return {returned}
+"""
+
+
+@pytest.mark.parametrize(("returned", "message"), [
+    ('Outcome((model,) * 3, "local")', 'set delivers = "local" in the class'),
+    ('Outcome((model,), "global", clients=(0, 1))', "expected: 1 clients, one per model"),
+])  # fmt: skip
+def test_an_outcome_of_another_kind_is_refused_after_one_round(
+    returned: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = plugin(
+        "aggregator", "odd_outcome", OUTCOME.format(returned=returned), weights="samples"
+    )
+    assert run_command([*QUICK, "rounds=5", chosen]) == 1
+    error = capsys.readouterr().err
+    assert message in error and "odd_outcome.py:8 (Mine)" in error, error
+    assert "round 1/5" not in error
+
+
+STATE = """
+    from dataclasses import dataclass
+    from typing import NamedTuple
+    from fedexp.methods.fedavg import Mean
+
+    class Own(NamedTuple):
+        x: int
+
+    @dataclass(frozen=True)
+    class Mine(Mean):
+        def update(self, state, results, env):
+            state, metrics = super().update(state, results, env)
+            return {**state, "own": Own(1)}, metrics
+"""
+
+
+def test_a_state_that_cannot_be_stored_is_refused_after_the_first_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = plugin("aggregator", "odd_state", STATE, weights="samples")
+    assert run_command([*QUICK, "rounds=5", chosen, "checkpoint.every=5"]) == 1
+    answer = capsys.readouterr()
+    assert "state['own']" in answer.err and "odd_state.Own" in answer.err, answer.err
+    assert "round 2/5" not in answer.out
+
+
+TASK = """
+    from dataclasses import dataclass
+    from fedexp.tasks.classification import Classification
+
+    @dataclass(frozen=True)
+    class Mine(Classification):
+        def {HOOK}:
+            {BODY}
+"""
+
+
+@pytest.mark.parametrize(("hook", "body", "message"), [
+    ("totals(self, output, y)", "return {'acc': 1.0, 'loss': 1.0}", "got:      float"),
+    ("totals(self, output, y)", "return {'acc': output.sum(0)}", "the sum of 'acc'"),
+    ("totals(self, output, y)", "return {}", "lack the metric"),
+    ("metrics(self, totals, count)", "return {'loss': 0.5}", "missing, or is not a number"),
+])  # fmt: skip
+def test_unfit_metrics_of_a_task_are_refused(
+    hook: str, body: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = plugin("task", "odd_task", textwrap.dedent(TASK).format(HOOK=hook, BODY=body))
+    assert run_command([*QUICK, chosen]) == 1
+    error = capsys.readouterr().err
+    assert message in error and "odd_task.py" in error, error
+    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize("place", [

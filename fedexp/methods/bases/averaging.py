@@ -30,6 +30,7 @@ import torch
 from fedexp.core import trees
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
+from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
@@ -277,6 +278,14 @@ class Collecting(Averaging):
         return self.merge(merging, [each / total for each in p])
 
 
+def _layout(payload: Trees) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the shape of each tensor of a payload."""
+    return {
+        group: {name: tuple(value.shape) for name, value in tree.items()}
+        for group, tree in payload.items()
+    }
+
+
 def _floating(tree: Tree) -> Tree:
     """Return the floating-point tensors of a tree, without integer counters."""
     return {name: value for name, value in tree.items() if value.is_floating_point()}
@@ -316,11 +325,20 @@ class _Seen:
         if self.buffer_sums:
             self._add_buffers(result.weights.buffers, p)
 
-        for name, tree in result.payload.items():
-            sums = self.payload_sums[name]
-            torch._foreach_add_(
-                trees.tensors(sums), trees.tensors(tree, sums), alpha=payload_weight
+        if _layout(result.payload) != _layout(self.payload_sums):
+            raise ClientError(
+                "clients of a round send different trees, which cannot be averaged",
+                where=f"the payload of client {result.client}",
+                expected=f"the names and shapes of an earlier client: {_layout(self.payload_sums)}",
+                got=_layout(result.payload),
+                do="send the same trees from all clients, for example zeros and a count",
             )
+        for name, tree in result.payload.items():
+            if tree:
+                sums = self.payload_sums[name]
+                torch._foreach_add_(
+                    trees.tensors(sums), trees.tensors(tree, sums), alpha=payload_weight
+                )
 
         self.payload_weight += payload_weight
         self.p.append(p)
