@@ -452,10 +452,10 @@ def _check_finite(models: Sequence[Weights]) -> None:
         bad = nonfinite({**model.params, **model.buffers})
         if bad is not None:
             raise ConfigError(
-                f"a model has NaN or infinity in {bad}",
+                f"a parameter or buffer of a model has NaN or infinity: {bad}",
                 where=f"state_dicts[{i}]",
                 expected="finite numbers",
-                do="leave the client out, or train its model again",
+                do="train the model again, or leave the client out",
             )
 
 

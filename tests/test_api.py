@@ -363,7 +363,7 @@ def test_models_are_saved_with_arrays_tensors_and_config_nodes(change: dict[str,
     ({"class_counts": [[1] * 9] * 2}, ["class_counts[0]", "10 numbers (num_classes)", "9 numbers"]),
     ({"class_counts": [[1] * 10] * 2, "num_examples": [10, 5]}, ["class_counts[1]", "a sum of 5"]),
     ({"state_dicts": [{name: value / 0 for name, value in net.state_dict().items()}
-                      for net in networks(2)]}, ["state_dicts[0]", "NaN or infinity in hidden.0"]),
+                      for net in networks(2)]}, ["state_dicts[0]", "NaN or infinity: hidden.0"]),
 ])  # fmt: skip
 def test_what_cannot_be_saved_is_refused(change: dict[str, Any], said: list[str]) -> None:
     arguments: dict[str, Any] = {

@@ -22,7 +22,7 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.local_optimizers import LocalOptimizer
 from fedexp.core.local_training import LocalTraining
 from fedexp.core.net import Net
-from fedexp.core.result_check import check_trees
+from fedexp.core.result_check import check_pair, check_trees
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Batch, Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Clock, Ctx, Measured, Received, Trainer
@@ -133,7 +133,7 @@ def train_client(
             after_step,
         )
 
-    payload, state = finished(trainer, values, buffers, ctx)
+    payload, state = call_finish(trainer, values, buffers, ctx)
     net.set_noise(None)
     check_unchanged(job, versions)
     trained = {**params, **values}
@@ -151,16 +151,20 @@ def train_client(
     )
 
 
-def finished(trainer: Trainer, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+def call_finish(
+    trainer: Trainer, params: Tree, buffers: Tree, ctx: Ctx
+) -> tuple[Trees, Trees | None]:
     """Return the payload and the new state of a client (`Trainer.finish`).
 
     Raises:
         FedexpError: The hook returned something else.
     """
-    payload, state = trainer.finish(params, buffers, ctx)
-    check_trees(payload, "the payload", trainer, "finish", floating=True)
+    found = trainer.finish(params, buffers, ctx)
+    check_pair(found, trainer, "finish", "return payload, state")
+    payload, state = found
+    check_trees(payload, "the payload", trainer, "finish")
     if state is not None:
-        check_trees(state, "the new client state", trainer, "finish", floating=False)
+        check_trees(state, "the new client state", trainer, "finish")
     return payload, state
 
 

@@ -59,8 +59,8 @@ def check_model(
             got=spec.arch,
             do="use fedexp.core.dropout.Dropout in place of torch.nn.functional.dropout",
         )
-    if not isinstance(output, torch.Tensor) or output.shape != (2, *output_shape):
-        is_tensor = isinstance(output, torch.Tensor)
+    is_tensor = isinstance(output, torch.Tensor)
+    if not is_tensor or output.shape != (2, *output_shape):
         got = tuple(output.shape) if is_tensor else f"a {type(output).__name__}"
         raise ConfigError(
             "the model's output does not fit the data set",

@@ -178,8 +178,7 @@ def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob
                     job.trainable, Received(job.start.params, job.start.buffers)
                 )
                 if own is not None:
-                    what = "the initial client state"
-                    check_trees(own, what, job.trainer, "init_state", floating=False)
+                    check_trees(own, "the initial client state", job.trainer, "init_state")
                 first[key] = own
             state = first[key]
         jobs.append(job if state is None else replace(job, state=state))

@@ -393,6 +393,20 @@ class Trainer:
         """
         return ctx.task.loss(net, params, buffers, batch, ctx.noise)
 
+    def check_loss(self, found: Tensor | Measured, task: Task) -> None:
+        """Refuse a return value of `loss` that is not scalar.
+
+        Args:
+            found: The return value.
+            task: The task. Without an own `loss`, the trainer returns the task's loss.
+
+        Raises:
+            FedexpError: A value does not fit. The message has file and line of `loss`.
+        """
+        measured = found if isinstance(found, Measured) else Measured(found, {})
+        source = task if type(self).loss is Trainer.loss else self
+        check_loss(measured.loss, measured.scalars, source)
+
     def grad(
         self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
     ) -> tuple[Tree, Tensor | Measured]:
@@ -405,10 +419,9 @@ class Trainer:
         """
         found = self.loss(net, params, buffers, batch, ctx)
         live = {name: value for name, value in params.items() if value.requires_grad}
+        self.check_loss(found, ctx.task)
         if not isinstance(found, Measured):
-            check_loss(found, {}, self)
             return gradient(found, live), found.detach()
-        check_loss(found.loss, found.scalars, self)
         scalars = {name: value.detach() for name, value in found.scalars.items()}
         return gradient(found.loss, live), Measured(found.loss.detach(), scalars)
 
@@ -463,9 +476,10 @@ class Trainer:
 
         Returns:
             The trees for the server (payload), and the trees of the new client state.
-            Both are dicts by name. The names contain no "/". The server averages the
-            payloads, so all clients must send trees with the same names and shapes. If
-            the state is None, the client keeps its earlier state.
+            Both are dicts of trees by name. These names contain no "/". If the trainer
+            has `update_shared`, all clients of a round must send floating-point tensors
+            with the same names and shapes. If the state is None, the client keeps its
+            earlier state.
         """
         return {}, None
 

@@ -275,15 +275,18 @@ class Weights:
                 declare it as frozen.
         """
         module = spec.module(seed)
-        still = tuple(n for n, value in module.named_parameters() if not value.requires_grad)
-        undeclared = sorted({*still} - frozen_of(spec.arch, still))
+        without_gradient = tuple(
+            name for name, value in module.named_parameters() if not value.requires_grad
+        )
+        undeclared = sorted({*without_gradient} - frozen_of(spec.arch, without_gradient))
         if undeclared:
             raise ConfigError(
                 f"the parameter '{undeclared[0]}' has requires_grad=False, but would be trained",
                 where="model",
                 expected="parameters that require a gradient, or that are declared as frozen",
                 got=f"{spec.arch} with {', '.join(undeclared)}",
-                do="name it in the class attribute frozen_parameters",
+                do="name it in the class attribute frozen_parameters, of this class or of a "
+                "class that you derive from it",
             )
         params = {
             name: value.detach().to(device, dtype) for name, value in module.named_parameters()

@@ -388,8 +388,11 @@ def contains_partition(path: Path, partition: Partition, pool_sha256: str | None
         return False
     known = read_pool_sha256(path)
     same_pool = known is None or pool_sha256 is None or known == pool_sha256
-    infos = [one.info | {"draws": None} for one in (stored, partition)]
-    return same_pool and stored.sha256 == partition.sha256 and infos[0] == infos[1]
+    stored_info, info = (
+        {key: value for key, value in one.info.items() if key != "draws"}
+        for one in (stored, partition)
+    )
+    return same_pool and stored.sha256 == partition.sha256 and stored_info == info
 
 
 def read_pool_sha256(path: Path) -> str | None:

@@ -37,11 +37,11 @@ from fedexp.core.kernel import (
     Schedule,
     StepNoise,
     by_name,
+    call_finish,
     check_measured,
     check_unchanged,
     context,
     epoch_order,
-    finished,
     last_epoch,
     overrides,
     schedule_of,
@@ -324,7 +324,7 @@ class _Training:
         net.train()
         net.set_noise(client.noise)
 
-        payload, state = finished(
+        payload, state = call_finish(
             job.trainer, {name: params[name] for name in self._whole.live}, buffers, client.ctx
         )
         net.set_noise(None)

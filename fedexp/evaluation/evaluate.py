@@ -19,7 +19,7 @@ from fedexp.core.data import Samples
 from fedexp.core.device import wide
 from fedexp.core.net import Net
 from fedexp.core.outcome import Delivers, Outcome
-from fedexp.core.result_check import check_task_metrics, check_totals
+from fedexp.core.result_check import check_totals, checked_task_metrics
 from fedexp.core.task import Batch, Metrics, Task
 from fedexp.core.weights import Weights, by_spec
 
@@ -74,7 +74,6 @@ class Evaluator:
 
         if outcome.kind != "local":
             measured = self._measure(outcome.models, outcome, samples)
-            check_task_metrics(measured, self.task.metric_names, self.task)
             return {
                 f"{split}/{outcome.kind}/{name}": measured[name] for name in self.task.metric_names
             }
@@ -93,8 +92,6 @@ class Evaluator:
             client, this is the order of the clients.
         """
         measured = [self._measure([model], outcome, samples) for model in outcome.models]
-        for metrics in measured:
-            check_task_metrics(metrics, self.task.metric_names, self.task)
         return {
             f"{split}/local/{name}": [metrics[name] for metrics in measured]
             for name in self.task.metric_names
@@ -162,7 +159,8 @@ class Evaluator:
 
     def _measure(self, models: Sequence[Weights], outcome: Outcome, samples: Samples) -> Metrics:
         order = torch.arange(len(samples), device=samples.y.device)
-        return self.parts(models, outcome, samples, order, [0, len(samples)])[0]
+        measured = self.parts(models, outcome, samples, order, [0, len(samples)])[0]
+        return checked_task_metrics(measured, self.task.metric_names, self.task)
 
     def _output(
         self, nets: Sequence[Net], models: Sequence[Weights], outcome: Outcome, batch: Batch

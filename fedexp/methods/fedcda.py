@@ -517,7 +517,7 @@ class Selection:
         for group in groups:
             M += int(owners[group].sum())
             norms = np.diag(gram)
-            # In this order of operations, equal values of J stay equal after rounding.
+            # If one client has all the weight, M - w is exactly 0. Its models then tie.
             spread = (weights * (M - weights) * norms - 2 * weights * with_fixed) / M**2
             unary = weights * self.losses / M + self.L / 2 * spread
             rows = lowest(

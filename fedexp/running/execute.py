@@ -623,8 +623,8 @@ class _Saver:
         """Remember a step whose row is in the journal, for the next save.
 
         Raises:
-            StorageError: The state of the first step cannot be stored. Without this
-                check, an unfit state would be found only at the first save.
+            StorageError: The state of the process's first step cannot be stored.
+                Without this check, it would be found only at the first save.
         """
         if not self._is_checked:
             check_storable(step.after.state)

@@ -265,15 +265,20 @@ class Experiment:
 
     def _check_step_size(self) -> None:
         local, rounds = self.config.local, self.config.rounds
-        # After the warm-up, no schedule increases the step size.
-        if local.lr * local.lr_factor(rounds - 1, rounds) == 0:
-            first = next(t for t in range(rounds) if local.lr * local.lr_factor(t, rounds) == 0)
+        # From the end of the warm-up on, the step size only falls or only grows, so the
+        # last round shows whether the limits of floating-point numbers are reached.
+        try:
+            last = local.lr * local.lr_factor(rounds - 1, rounds)
+        except OverflowError:
+            last = math.inf
+        if last == 0 or math.isinf(last):
             raise ConfigError(
-                f"the local step size is rounded to 0 in round {first + 1}",
-                where="local.lr_decay",
-                expected=f"a positive step size in all {rounds} rounds",
+                f"the local step size is {'rounded to 0' if last == 0 else 'infinite'} "
+                f"in round {rounds}",
+                where="local.lr, local.lr_decay",
+                expected=f"positive, finite step sizes in all {rounds} rounds",
                 got=f"local.lr={local.lr:g}, local.lr_decay={local.lr_decay:g}",
-                do="raise local.lr_decay, or lower rounds",
+                do="bring local.lr_decay nearer to 1, raise local.lr_step, or lower rounds",
             )
 
     @property

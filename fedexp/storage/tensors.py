@@ -288,8 +288,8 @@ def encode(
 
     Args:
         value: Nested dict, list, tuple, scalars, Tensor, Weights and StoredWeights.
-            Subclasses of dict, list and tuple are refused, because `decode` would
-            return the plain type. An ``OrderedDict`` becomes a dict.
+            Other subclasses of dict, list and tuple than ``OrderedDict`` and
+            ``torch.Size`` are refused. `decode` returns the plain types.
         put: Function that stores a tree and returns its name.
         name_of: Function that returns the name of a stored model.
         at: Place of the value within the state, for messages.
@@ -310,9 +310,9 @@ def encode(
             "$weights": {"spec": spec, "params": put(value.params), "buffers": put(value.buffers)}
         }
 
-    if type(value) in (tuple, list):
+    if type(value) in (tuple, list, torch.Size):
         items = [encode(one, put, name_of, f"{at}[{number}]") for number, one in enumerate(value)]
-        return {"$tuple": items} if type(value) is tuple else items
+        return items if type(value) is list else {"$tuple": items}
 
     if type(value) in (dict, OrderedDict):
         for key in value:

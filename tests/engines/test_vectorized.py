@@ -20,7 +20,7 @@ from fedexp.core.kernel import num_steps
 from fedexp.core.net import Net, same_author
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer, elementwise
+from fedexp.core.trainer import Adjustment, Ascent, Ctx, Measured, Received, Trainer, elementwise
 from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import ModelSpec
 from fedexp.data.augment import Augment
@@ -380,17 +380,32 @@ def test_clients_of_one_size_are_stacked_after_a_stack_of_different_sizes() -> N
         assert bool(engine.stacked_steps) == stacked
 
 
-def test_a_loss_that_is_no_scalar_is_refused() -> None:
-    @dataclass(frozen=True)
-    class Rows(Trainer):
-        def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
-            return F.cross_entropy(net(params, buffers, batch.x), batch.y, reduction="none")
+@dataclass(frozen=True)
+class Unreduced(Trainer):
+    """A trainer with a loss per sample, whose mean is not taken or is not a scalar."""
 
+    form: str
+
+    def loss(
+        self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
+    ) -> Tensor | Measured:
+        losses = F.cross_entropy(net(params, buffers, batch.x), batch.y, reduction="none")
+        if self.form == "measured":
+            return Measured(losses.mean(), {"rows": losses.detach()})
+        return losses if self.form == "rows" else losses.mean()[None]
+
+
+@pytest.mark.parametrize("engine", [Serial(), Vectorized(stack=2, kernel="vmap")])
+@pytest.mark.parametrize(
+    ("form", "what"), [("rows", "the loss"), ("one", "the loss"), ("measured", "'rows'")]
+)
+def test_a_loss_that_is_no_scalar_is_refused(
+    engine: Serial | Vectorized, form: str, what: str
+) -> None:
     w = world(sizes=EQUAL)
-    jobs = [replace(job, trainer=Rows()) for job in second_round_jobs(w)]
-    for engine in (Serial(), Vectorized(stack=2)):
-        with pytest.raises(FedexpError, match="the loss is not a scalar"):
-            list(engine.map(jobs, w.data))
+    jobs = [replace(job, trainer=Unreduced(form)) for job in second_round_jobs(w)]
+    with pytest.raises(FedexpError, match=f"{what} is not a scalar"):
+        list(engine.map(jobs, w.data))
 
 
 def test_few_results_wait_for_an_earlier_client() -> None:

@@ -19,7 +19,7 @@ import torch
 import fedexp
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
-from fedexp.core.errors import ClientError, ConfigError
+from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.user_code import place_of_error
 from fedexp.storage import identity
 from fedexp.storage.sources import commit
@@ -429,9 +429,9 @@ PLAIN_LOSS = "loss = super().loss(net, params, buffers, batch, ctx); return "
 
 
 @pytest.mark.parametrize(("hook", "body", "message"), [
+    (FINISH, "return {}", "finish does not return a pair"),
     (FINISH, "return [], None", "the payload is not a dict of trees"),
     (FINISH, "return {'a': ctx.class_counts}, None", "not a dict of trees at 'a'"),
-    (FINISH, "return {'a': {'n': ctx.class_counts}}, None", "value.float()"),
     (FINISH, "return {'a': {'n': 1.0}}, None", "no tensor at 'a', 'n'"),
     (FINISH, "return {'a/b': {}}, None", "text without '/'"),
     (FINISH, "return {}, {'a': {1: torch.ones(1)}}", "the new client state has an unfit name"),
@@ -439,6 +439,7 @@ PLAIN_LOSS = "loss = super().loss(net, params, buffers, batch, ctx); return "
     (LOSS, PLAIN_LOSS + "float(loss)", "got:      float"),
     (LOSS, PLAIN_LOSS + "loss[None]", "got:      shape (1,)"),
     (LOSS, PLAIN_LOSS + "Measured(loss, {'a': 1.0})", "'a' is not a scalar"),
+    (LOSS, PLAIN_LOSS + "Measured(loss, None)", "the scalars are not a dict"),
 ])  # fmt: skip
 def test_unfit_result_of_a_trainers_hook_is_refused_with_its_line(
     hook: str, body: str, message: str, capsys: pytest.CaptureFixture[str]
@@ -451,18 +452,44 @@ def test_unfit_result_of_a_trainers_hook_is_refused_with_its_line(
     assert "to do:" in error and "Traceback" not in error
 
 
-@pytest.mark.parametrize("payload", [
-    "{'a': {'n': torch.ones(len(sent))}}",
-    "{'a': {}, 'b': {}} if len(sent) == 1 else {'a': {}}",
-    "{'a': {}} if len(sent) == 1 else {'a': {}, 'b': {}}",
+PAYLOADS = """
+    from dataclasses import dataclass
+    import torch
+    from fedexp.methods.fedavg import PlainTrainer
+
+    sent = []
+
+    @dataclass(frozen=True)
+    class Mine(PlainTrainer):
+        def finish(self, params, buffers, ctx):
+            sent.append(ctx)
+            return PAYLOAD, None
+
+        MEAN
+"""
+MEAN = "update_shared = lambda self, shared, payload_mean, update, stats: payload_mean"
+
+
+@pytest.mark.parametrize(("payload", "message"), [
+    ("{'a': {'n': torch.ones(len(sent))}}", "of client 1 differs from that of an earlier client"),
+    ("{'a': {'n': torch.ones(1)}} if len(sent) == 1 else {}", "got:      no such tensor"),
+    ("{} if len(sent) == 1 else {'a': {'n': torch.ones(1)}}", "expected: no such tensor"),
+    ("{'a': {'n': ctx.class_counts}}", "value.float()"),
 ])  # fmt: skip
-def test_payloads_with_different_trees_are_not_averaged(payload: str) -> None:
-    body = f"sent.append(1); return {payload}, None"
-    source = textwrap.dedent(ONE_HOOK).format(HOOK=FINISH, BODY=body)
-    chosen = plugin("trainer", "unlike_payloads", source)
-    with pytest.raises(ClientError, match="different trees") as refused:
-        fedexp.run([*QUICK, chosen, "memo.enabled=false"])
-    assert refused.value.facts["where"] == "the payload of client 1"
+def test_payloads_that_cannot_be_averaged_are_refused(payload: str, message: str) -> None:
+    source = PAYLOADS.replace("PAYLOAD", payload)
+    free = plugin("trainer", "free_payloads", source.replace("MEAN", "pass"))
+    fedexp.run([*QUICK, "memo.enabled=false", free])  # no one reads the mean
+    averaged = plugin("trainer", "averaged_payloads", source.replace("MEAN", MEAN))
+    with pytest.raises(FedexpError) as refused:
+        fedexp.run([*QUICK, "memo.enabled=false", averaged])
+    assert message in str(refused.value)
+    assert str(refused.value.facts["where"]).endswith("averaged_payloads.py:10 (Mine)")
+
+
+def test_an_empty_tree_in_a_payload_has_an_empty_mean() -> None:
+    source = PAYLOADS.replace("PAYLOAD", "{'a': {}}").replace("MEAN", MEAN)
+    fedexp.run([*QUICK, plugin("trainer", "empty_payloads", source)])
 
 
 OUTCOME = """
@@ -481,6 +508,8 @@ OUTCOME = """
 @pytest.mark.parametrize(("returned", "message"), [
     ('Outcome((model,) * 3, "local")', 'set delivers = "local" in the class'),
     ('Outcome((model,), "global", clients=(0, 1))', "expected: 1 clients, one per model"),
+    ('Outcome((model,) * 3, "global")', "got:      3 models"),
+    ("model", "got:      Weights"),
 ])  # fmt: skip
 def test_an_outcome_of_another_kind_is_refused_after_one_round(
     returned: str, message: str, capsys: pytest.CaptureFixture[str]
@@ -489,9 +518,9 @@ def test_an_outcome_of_another_kind_is_refused_after_one_round(
         "aggregator", "odd_outcome", OUTCOME.format(returned=returned), weights="samples"
     )
     assert run_command([*QUICK, "rounds=5", chosen]) == 1
-    error = capsys.readouterr().err
-    assert message in error and "odd_outcome.py:8 (Mine)" in error, error
-    assert "round 1/5" not in error
+    answer = capsys.readouterr()
+    assert message in answer.err and "odd_outcome.py:8 (Mine)" in answer.err, answer.err
+    assert "round 2/5" not in answer.out
 
 
 STATE = """

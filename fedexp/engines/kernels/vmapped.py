@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.device import OutOfMemoryError, on_cpu
+from fedexp.core.errors import FedexpError
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
 from fedexp.core.local_training import LocalTraining
@@ -117,7 +118,7 @@ class Vmapped(StackKernel):
         except UnlikeClientsError as error:
             self.alike |= {str(error)}
             raise
-        except (OutOfMemoryError, NotStackableError):
+        except (OutOfMemoryError, NotStackableError, FedexpError):
             raise
         except Exception as error:
             # The job then runs serially. If the loss itself has an error, it is raised
@@ -267,6 +268,7 @@ class Vmapped(StackKernel):
             )
             net.set_noise(draw)
             found = job.trainer.loss(net, params, buffers, Batch(x, y), ctx)
+            job.trainer.check_loss(found, job.task)
             return (found.loss, dict(found.scalars)) if isinstance(found, Measured) else (found, {})
 
         reads = self.reads_context(job.trainer)

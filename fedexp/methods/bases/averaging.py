@@ -30,11 +30,10 @@ import torch
 from fedexp.core import trees
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.env import Env
-from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
-from fedexp.core.result_check import check_shares, check_tree, is_users
+from fedexp.core.result_check import check_payload, check_shares, check_tree, is_users
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats, ServerUpdate, Trainer
 from fedexp.core.trees import Tree, Trees
@@ -177,7 +176,8 @@ class Averaging(Aggregator):
         self, state: State, results: Iterable[ClientResult], env: Env
     ) -> tuple[State, Metrics]:
         old: Weights = state["weights"]
-        seen, merging = _Seen(old), None
+        averages_payloads = type(env.trainer).update_shared is not Trainer.update_shared
+        seen, merging = _Seen(old, env.trainer if averages_payloads else None), None
         norms = (env.trainer.needs | env.server_optimizer.needs | self.needs).update_norms
 
         for result in results:
@@ -219,7 +219,7 @@ class Averaging(Aggregator):
             metrics["server/factor"] = factor
 
         shared = state["shared"]
-        if type(env.trainer).update_shared is not Trainer.update_shared:
+        if averages_payloads:
             live, applied = old.trainable, trees.sub(params, old.params)
             step = ServerUpdate({k: direction[k] for k in live}, {k: applied[k] for k in live})
             shared = env.trainer.update_shared(shared, seen.payload(), step, stats)
@@ -278,14 +278,6 @@ class Collecting(Averaging):
         return self.merge(merging, [each / total for each in p])
 
 
-def _layout(payload: Trees) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return the shape of each tensor of a payload."""
-    return {
-        group: {name: tuple(value.shape) for name, value in tree.items()}
-        for group, tree in payload.items()
-    }
-
-
 def _floating(tree: Tree) -> Tree:
     """Return the floating-point tensors of a tree, without integer counters."""
     return {name: value for name, value in tree.items() if value.is_floating_point()}
@@ -302,9 +294,14 @@ class _Seen:
 
     They are the weights p_i before normalisation, the numbers of local steps tau_i, the
     squared norms of the quotients u_i / a_i, and the sums of buffers and payloads.
+
+    Args:
+        old: The model that the clients received.
+        trainer: The trainer, or None if it does not use the mean of the payloads.
     """
 
     old: Weights
+    trainer: Trainer | None
     p: list[float] = field(default_factory=list)
     tau: list[int] = field(default_factory=list)
     squared_norms: list[float] = field(default_factory=list)
@@ -318,27 +315,20 @@ class _Seen:
                 **trees.clone(self.old.buffers),
                 **trees.zeros_like(_floating(self.old.buffers)),
             }
-            self.payload_sums = {
-                name: trees.zeros_like(tree) for name, tree in result.payload.items()
-            }
+            if self.trainer is not None:
+                self.payload_sums = {
+                    name: trees.zeros_like(tree) for name, tree in result.payload.items()
+                }
 
         if self.buffer_sums:
             self._add_buffers(result.weights.buffers, p)
 
-        if _layout(result.payload) != _layout(self.payload_sums):
-            raise ClientError(
-                "clients of a round send different trees, which cannot be averaged",
-                where=f"the payload of client {result.client}",
-                expected=f"the names and shapes of an earlier client: {_layout(self.payload_sums)}",
-                got=_layout(result.payload),
-                do="send the same trees from all clients, for example zeros and a count",
-            )
-        for name, tree in result.payload.items():
-            if tree:
-                sums = self.payload_sums[name]
-                torch._foreach_add_(
-                    trees.tensors(sums), trees.tensors(tree, sums), alpha=payload_weight
-                )
+        if self.trainer is not None:
+            check_payload(result.payload, self.payload_sums, result.client, self.trainer)
+        for name, sums in self.payload_sums.items():
+            if sums:
+                values = trees.tensors(result.payload[name], sums)
+                torch._foreach_add_(trees.tensors(sums), values, alpha=payload_weight)
 
         self.payload_weight += payload_weight
         self.p.append(p)
@@ -368,7 +358,7 @@ class _Seen:
 
     def payload(self) -> dict[str, Tree]:
         return {
-            name: trees.scale(tree, 1 / self.payload_weight)
+            name: trees.scale(tree, 1 / self.payload_weight) if tree else {}
             for name, tree in self.payload_sums.items()
         }
 
