@@ -395,7 +395,7 @@ class Unreduced(Trainer):
         return losses if self.form == "rows" else losses.mean()[None]
 
 
-@pytest.mark.parametrize("engine", [Serial(), Vectorized(stack=2, kernel="vmap")])
+@pytest.mark.parametrize("engine", [Serial(), Vectorized(stack=5, kernel="vmap")])
 @pytest.mark.parametrize(
     ("form", "what"), [("rows", "the loss"), ("one", "the loss"), ("measured", "'rows'")]
 )

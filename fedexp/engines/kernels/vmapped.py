@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.device import OutOfMemoryError, on_cpu
-from fedexp.core.errors import FedexpError
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
 from fedexp.core.local_training import LocalTraining
@@ -118,7 +117,7 @@ class Vmapped(StackKernel):
         except UnlikeClientsError as error:
             self.alike |= {str(error)}
             raise
-        except (OutOfMemoryError, NotStackableError, FedexpError):
+        except (OutOfMemoryError, NotStackableError):
             raise
         except Exception as error:
             # The job then runs serially. If the loss itself has an error, it is raised
