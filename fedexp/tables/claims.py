@@ -327,7 +327,7 @@ class _Pairs:
     """The paired differences of two cells.
 
     Args:
-        differences: The differences, one per pair.
+        by_seed: The differences by split seed.
         censored: Number of pairs that were left out, because both numbers are infinite.
             Both runs miss a target, and it is not known which one misses it by more.
         lacks_curve: Whether a cell has runs, but none of them has the claim's curve.
@@ -335,33 +335,45 @@ class _Pairs:
         tolerance: Largest number that differs from 0 only by rounding.
     """
 
-    differences: tuple[float, ...]
+    by_seed: Mapping[str, float]
     censored: int = 0
     lacks_curve: bool = False
     are_apart: bool = False
     tolerance: float = 0.0
 
     @property
+    def differences(self) -> tuple[float, ...]:
+        """The differences, one per pair."""
+        return tuple(self.by_seed.values())
+
+    def is_above(self, split_seed: str) -> bool:
+        """Return whether there is a pair of this split seed with a difference above 0."""
+        return self.by_seed.get(split_seed, -math.inf) > self.tolerance
+
+    @property
     def why_empty(self) -> str:
         """Reason why there are no differences, "" if there are some."""
-        if self.differences:
+        if self.by_seed:
             return ""
         if self.censored or self.lacks_curve:
             return "no pairs to compare"
         return _APART if self.are_apart else "a column has no runs"
 
     @classmethod
-    def of(cls, numbers: Iterable[tuple[float, float]]) -> _Pairs:
-        """Subtract the second number of every pair from the first one."""
-        known = list(numbers)
-        differences = tuple(a - b for a, b in known if not _is_censored(a, b))
-        sizes = (abs(number) for pair in known for number in pair if math.isfinite(number))
+    def of(cls, numbers: Mapping[str, tuple[float, float]]) -> _Pairs:
+        """Subtract the second number of every pair from the first one.
+
+        Args:
+            numbers: The pairs by split seed.
+        """
+        by_seed = {seed: a - b for seed, (a, b) in numbers.items() if not _is_censored(a, b)}
+        sizes = (abs(size) for pair in numbers.values() for size in pair if math.isfinite(size))
         tolerance = ROUNDING * max(sizes, default=0.0)
-        return cls(differences, len(known) - len(differences), tolerance=tolerance)
+        return cls(by_seed, len(numbers) - len(by_seed), tolerance=tolerance)
 
     def scaled(self, factor: float, shift: float = 0.0) -> _Pairs:
         """Multiply all differences by a factor and add a number."""
-        return replace(self, differences=tuple(factor * d + shift for d in self.differences))
+        return replace(self, by_seed={seed: factor * d + shift for seed, d in self.by_seed.items()})
 
 
 def _is_censored(a: float, b: float) -> bool:
@@ -435,9 +447,10 @@ def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) 
     """
     assert claim.than is not None
     printed = numbers.printed.get((place, a))
-    values = numbers.ours.get((place, a), {}).values()
+    values = numbers.ours.get((place, a), {})
+    pairs = _Pairs.of({seed: (value, claim.than) for seed, value in values.items()})
     return _Test(
-        (_Pairs.of((value, claim.than) for value in values).scaled(sign, -claim.by),),
+        (pairs.scaled(sign, -claim.by),),
         (None if printed is None else sign * (printed - claim.than) - claim.by,),
     )
 
@@ -465,7 +478,7 @@ def _paired(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> _
     There is one pair for every split seed for which both cells have a number.
     """
     left, right = numbers.ours.get((place, a), {}), numbers.ours.get((other, b), {})
-    found = _Pairs.of((left[seed], right[seed]) for seed in left if seed in right)
+    found = _Pairs.of({seed: (left[seed], right[seed]) for seed in left if seed in right})
     return replace(found, are_apart=bool(left and right and not left.keys() & right.keys()))
 
 
@@ -491,18 +504,16 @@ def _sooner(
         for where, column, split_seed, curve in numbers.curves
         if (where, column, curve) == (place, a, claim.curve)
     ]
-    found = []
+    found = {}
     for split_seed in dict.fromkeys(split_seeds):
         first, second = (
             numbers.curves.get((place, column, split_seed, claim.curve)) for column in (a, b)
         )
         if first and second:
             target = _target(claim.target, first[-1][1], second[-1][1], higher_is_better)
-            found.append(
-                (
-                    _reached(second, target, higher_is_better),
-                    _reached(first, target, higher_is_better),
-                )
+            found[split_seed] = (
+                _reached(second, target, higher_is_better),
+                _reached(first, target, higher_is_better),
             )
 
     drawn = {
@@ -647,10 +658,15 @@ def _claim_row(
 
     state: RowState = "no" if "no" in states else "yes" if set(states) == {"yes"} else "undecided"
     best = (max(test.alternatives, key=_order) for test in tests)
-    worst = min(best, key=_order, default=_Pairs(()))
+    worst = min(best, key=_order, default=_Pairs({}))
     found = worst.differences
     estimate = _middle(found) if found else None
-    in_favour = sum(d > worst.tolerance for d in found)
+
+    # A pair is in favour only if all tests hold for its seed, not only the worst one.
+    in_favour = sum(
+        all(any(pairs.is_above(seed) for pairs in test.alternatives) for test in tests)
+        for seed in worst.by_seed
+    )
 
     row = ClaimRow(
         group.conditions,

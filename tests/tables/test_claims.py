@@ -414,6 +414,20 @@ def test_both_sides_of_within_share_the_level_of_no() -> None:
         assert result({"test": "within", "x": 1}, pairs([d + 1 for d in _at(p)])).state == state
 
 
+def test_a_pair_is_in_favour_if_all_tests_hold_for_its_seed() -> None:
+    # Only seed 2 is within 1 on both sides.
+    (row,) = result({"test": "within", "x": 1}, pairs([2.0, -3.0, 0.5])).rows
+    assert (row.n, row.in_favour) == (3, 1)
+    # The order of the seeds differs between the columns.
+    runs = {(1, "a"): [5.0, 5.0, 5.0], (1, "b"): [1.0, 1.0, 9.0], (1, "c"): [9.0, 1.0, 1.0, 1.0]}
+    (row,) = result({"b": ["b", "c"]}, runs, first_seed={"c": -1}).rows
+    assert (row.n, row.in_favour) == (3, 2)
+    # Each seed has an alternative that holds, except seed 2.
+    runs = {(1, "a"): NULL, (1, "b"): [-5.0, 1.0, 1.0], (1, "c"): [1.0, -6.0, 1.0]}
+    (row,) = result({"b": ["b", "c"], "any_of": "b"}, runs).rows
+    assert (row.n, row.in_favour) == (3, 2)
+
+
 def test_only_and_columns_that_some_rows_lack_restrict_the_rows() -> None:
     runs = pairs(FAR, FAR, [-5.0, -5.1, -4.9])
     assert (

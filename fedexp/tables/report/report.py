@@ -258,8 +258,10 @@ class ClaimRow:
         estimate: Mean of the paired differences, or their lower median if one of them
             is infinite. A positive value supports the claim. If the row has several
             tests, it is the value of the least favourable test. None without pairs.
-        n: Number of pairs (seeds).
-        in_favour: Number of pairs that are in favour of the claim.
+        n: Number of pairs (seeds). If the row has several tests, it is the number of the
+            least favourable test.
+        in_favour: Number of pairs that are in favour of the claim. If the row has several
+            tests, the difference of the pair must be positive in each of them.
         printed: Whether the paper's own numbers fit the claim, None if the paper prints
             too few.
         why_empty: Reason why there are no pairs, "" if there are some.
