@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fedexp.tables.build_report import build_report
@@ -22,8 +23,8 @@ RECORDS = Path(__file__).parent / "results"
 HEAD = ("table", "variant", "claim", "where", "says", "old_state", "state", "reason")
 
 
-def reports() -> Iterator[Report]:
-    """Yield the report of every committed record, without pictures."""
+def reports_by_folder() -> Iterator[tuple[Path, Report]]:
+    """Yield the folder and the report of every committed record, without pictures."""
     for path in sorted(RECORDS.glob("*/*/record.json")):
         paper, folder = path.parts[-3], path.parts[-2]
         table = load_table(f"{paper}/{folder.partition('-')[0]}")
@@ -31,7 +32,32 @@ def reports() -> Iterator[Report]:
         cells = planned_cells(
             table, record.variant, only=record.only, seeds=record.seeds, extra=record.extra
         )
-        yield build_report(table, cells, placed(record, table, cells))
+        report = build_report(table, cells, placed(record, table, cells))
+        # `with_pictures` also adds these warnings.
+        yield path.parent, replace(report, warnings=(*report.warnings, *record.missed))
+
+
+def reports() -> Iterator[Report]:
+    """Yield the report of every committed record, without pictures."""
+    for _, report in reports_by_folder():
+        yield report
+
+
+def rows(
+    found: Iterable[Report], old: Mapping[tuple[str, str, str], str]
+) -> Iterator[tuple[str, ...]]:
+    """Yield a row of the file for every claim of the reports.
+
+    Args:
+        found: The reports.
+        old: States in an older file by table, variant and claim.
+    """
+    for report in found:
+        for claim in report.claims:
+            before = old.get((report.name, _form(report.variant), claim.id), "")
+            states = before, claim.state
+            about = report.name, report.variant, claim.id, claim.where, claim.says
+            yield *about, *states, claim.reason
 
 
 def main() -> None:
@@ -49,12 +75,7 @@ def main() -> None:
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(HEAD)
-    for report in reports():
-        for claim in report.claims:
-            before = old.get((report.name, _form(report.variant), claim.id), "")
-            states = before, claim.state
-            about = report.name, report.variant, claim.id, claim.where, claim.says
-            writer.writerow([*about, *states, claim.reason])
+    writer.writerows(rows(reports(), old))
 
 
 def _form(variant: str) -> str:
