@@ -24,7 +24,14 @@ from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.grouping import grouped
 from fedexp.tables.lookup import FAILED, CellRun
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.record import RunRecord, TableRecord, pictures, placed, split_seed_of
+from fedexp.tables.record import (
+    RunRecord,
+    TableRecord,
+    only_text,
+    pictures,
+    placed,
+    split_seed_of,
+)
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report import pictures as number_pictures
 from fedexp.tables.report.configs import flat
@@ -492,6 +499,8 @@ def _warnings(
         yield f"This is the {record.variant} variant and not a reproduction: {smaller.what}"
     if variant == "partial":
         yield "These are not exactly the runs of the full variant"
+    if record.only:
+        yield f"Only some cells of the table were asked for: {only_text(record.only)}"
     asked = {job.seed for planned in cells for job in planned.jobs}
     declared = {
         seed for column in table.methods for seed in declared_seeds(table, record.variant, column)

@@ -29,6 +29,7 @@ from fedexp.tables.grouping import grouped
 from fedexp.tables.lookup import CellRun, read_value, traced
 from fedexp.tables.report.configs import parted
 from fedexp.tables.report.csv import csv_text, inert
+from fedexp.tables.report.layout import label
 from fedexp.tables.report.picture_sizes import sizes_of_png, with_sizes
 from fedexp.tables.report.report import Picture, Value, Variant
 from fedexp.tables.schema import Table
@@ -432,13 +433,15 @@ def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord
     """Complete a record with runs of other records.
 
     A run of another record is added if the first record lacks the run. It is also added
-    if only the other record has the run's number. All other fields, such as
-    `TableRecord.only`, are those of the first record.
+    if only the other record has the run's number. The cells are those of all records.
+    All other fields, such as `TableRecord.command`, are those of the first record.
 
     Raises:
         ConfigError: Another record has another variant, other seeds or other overrides.
+            Or the cells of all records cannot be described by one `TableRecord.only`.
     """
     runs, curves, configs = dict(record.runs), dict(record.curves), dict(record.configs)
+    only = record.only
 
     for other in others:
         for name in ("variant", "seeds", "extra"):
@@ -449,6 +452,7 @@ def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord
                     expected=str(getattr(record, name)),
                     got=str(getattr(other, name)),
                 )
+        only = _either(only, other.only)
 
         lacking = {
             key: run
@@ -464,7 +468,50 @@ def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord
             if run.config in other.configs
         }
 
-    return replace(record, runs=runs, curves=curves, configs=configs)
+    return replace(record, runs=runs, curves=curves, configs=configs, only=only)
+
+
+def _either(
+    only: Mapping[str, list[Value]], other: Mapping[str, list[Value]]
+) -> dict[str, list[Value]]:
+    """Return the restriction to the cells of either of two restrictions.
+
+    A restriction has the allowed values by key. A key that it lacks is not restricted.
+
+    Raises:
+        ConfigError: The restrictions differ in several keys, and neither contains the
+            other. No restriction has exactly the cells of both.
+    """
+    for small, large in ((only, other), (other, only)):
+        if all(
+            key in small and all(value in values for value in small[key])
+            for key, values in large.items()
+        ):
+            return dict(large)
+
+    differing = [
+        key
+        for key in {**only, **other}
+        if sorted(map(repr, only.get(key, ()))) != sorted(map(repr, other.get(key, ())))
+    ]
+    if len(differing) > 1:
+        raise ConfigError(
+            "records of cells that differ in several conditions cannot make one report",
+            where="--from",
+            expected=only_text(only),
+            got=only_text(other),
+            do="make one report per record, or run the table without --only",
+        )
+
+    # Neither contains the other, so both restrict the key.
+    (key,) = differing
+    values = [*only[key], *(value for value in other[key] if value not in only[key])]
+    return {**only, key: values}
+
+
+def only_text(only: Mapping[str, list[Value]]) -> str:
+    """Return a restriction as it is typed: ``alpha=0.1,0.5 method=fedavg``."""
+    return " ".join(f"{key}={','.join(map(label, values))}" for key, values in only.items())
 
 
 # --- files

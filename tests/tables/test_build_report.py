@@ -346,6 +346,29 @@ def test_a_record_is_completed_with_what_others_have_and_it_lacks(tmp_path: Path
         completed(first, [replace(other, seeds=[7])])
 
 
+def test_completed_record_has_the_cells_of_all_records(tmp_path: Path) -> None:
+    (low, high) = (asked(tmp_path, only={"beta": [beta]}).record for beta in (1, 2))
+    assert low.runs and not low.runs.keys() & high.runs.keys()
+    both = completed(low, [high])
+    assert both.only == {"beta": [1, 2]} and both.runs == {**low.runs, **high.runs}
+    # A record that contains the other one keeps its cells.
+    part = replace(low, only={"beta": [1], "method": ["local"]})
+    assert completed(part, [low]).only == completed(low, [part]).only == {"beta": [1]}
+    assert completed(low, [asked(tmp_path).record]).only == {}
+    # One restriction to the cells of both would have further cells.
+    with pytest.raises(ConfigError, match="differ in several conditions"):
+        completed(part, [high])
+
+
+def test_report_of_some_cells_says_so_in_every_variant(tmp_path: Path) -> None:
+    warning = "Only some cells of the table were asked for: beta=1"
+    variants: dict[str, dict[str, Any]] = {"full": {}, "smoke": {"smoke": {"what": "tiny"}}}
+    for variant, changes in variants.items():
+        given = changes | {"variant": variant}
+        assert warning in report(tmp_path, only={"beta": [1]}, **given).warnings
+        assert warning not in report(tmp_path, **given).warnings
+
+
 # The values of the last rounds, by seed. A spreadsheet takes a text that starts with a
 # minus sign for a formula.
 TAILS = {0: [-0.25, 0.5, 0.125], 1: [0.75, 0.3125, 0.0625]}

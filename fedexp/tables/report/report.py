@@ -260,8 +260,8 @@ class ClaimRow:
             tests, it is the value of the least favourable test. None without pairs.
         n: Number of pairs (seeds). If the row has several tests, it is the number of the
             least favourable test.
-        in_favour: Number of pairs that are in favour of the claim. If the row has several
-            tests, the difference of the pair must be positive in each of them.
+        in_favour: Number of pairs that are in favour of the claim. If the row has
+            several tests, they must all be in favour for the seed of the pair.
         printed: Whether the paper's own numbers fit the claim, None if the paper prints
             too few.
         why_empty: Reason why there are no pairs, "" if there are some.
