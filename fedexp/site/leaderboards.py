@@ -23,11 +23,13 @@ from fedexp.site import methods, traffic
 from fedexp.site.page import Page
 from fedexp.site.results import figure, image_files, site_environment
 from fedexp.tables import record
+from fedexp.tables.build_report import warnings_of_runs
 from fedexp.tables.cells import planned_cells
 from fedexp.tables.load import load_table, table_names
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Picture
 from fedexp.tables.schema import Table, fits
+from fedexp.tables.settings import warning_of_settings
 from fedexp.tables.sweeps import tried_ranges
 from fedexp.tables.verdicts import LEVEL
 from fedexp.tracking.terminal import size_text
@@ -51,6 +53,7 @@ class Shown:
         needs: What each column's method needs and FedAvg does not, by the column's key.
         costs: The picture of accuracies and costs, None if no costs are known.
         command: Command that executes the runs.
+        notes: Warnings that the compared runs may not be comparable.
     """
 
     table: Table
@@ -59,6 +62,7 @@ class Shown:
     needs: Mapping[str, Sequence[str]]
     costs: Picture | None
     command: str
+    notes: Sequence[str] = ()
 
     @property
     def page(self) -> str:
@@ -76,14 +80,14 @@ def read(folder: Path) -> list[Shown]:
 
     Raises:
         ConfigError: A record has another variant than the full one, or its runs have
-            overrides of a user.
+            overrides of a user. Or its runs had other settings than the table has now.
     """
     found = []
     for name in sorted(table_names()):
         table = load_table(name)
         if not table.equal_tuning:
             continue
-        made = _board(table, folder)
+        made, notes = _board(table, folder) or (None, ())
         entries = () if made is None else made.entries
         found.append(
             Shown(
@@ -93,12 +97,14 @@ def read(folder: Path) -> list[Shown]:
                 {entry.column: _needs(entry.method) for entry in entries if entry.method},
                 None if made is None else picture(made),
                 f"fedexp-table run {name}",
+                notes,
             )
         )
     return found
 
 
-def _board(table: Table, folder: Path) -> Leaderboard | None:
+def _board(table: Table, folder: Path) -> tuple[Leaderboard, tuple[str, ...]] | None:
+    """Read a leaderboard, and warnings that its runs may not be comparable."""
     paper, _, name = table.name.partition("/")
     runs, times = folder / paper / name, folder / paper / _TIMING / name
     if not (runs / record.ABOUT).is_file():
@@ -111,8 +117,24 @@ def _board(table: Table, folder: Path) -> Leaderboard | None:
             expected="the full variant",
             got=" ".join([f"the {found.variant} variant", *found.extra]),
         )
+    cells = planned_cells(table, found.variant)
+    compared = [run for cell in cells for run in found.runs_of(table, cell)]
+    altered = {run.run for run in compared if run.done and run.altered}
+    wrong = [*warning_of_settings(table, cells, found)]
+    if altered:
+        wrong.append(f"{texts.count(len(altered), 'run')} with overrides of a user")
+    if wrong:
+        raise ConfigError(
+            "runs of a leaderboard had other settings than the table",
+            where=str(runs / record.RUNS),
+            expected="runs with the settings of the table",
+            got="; ".join(wrong),
+            do=f"run the table again: fedexp-table run {table.name}",
+        )
+
     timing = record.read(table, times) if (times / record.ABOUT).is_file() else None
-    return leaderboard(table, planned_cells(table, found.variant), found, timing)
+    board = leaderboard(table, cells, found, timing)
+    return board, tuple(warnings_of_runs(compared, found.configs))
 
 
 def _needs(method: str) -> list[str]:
@@ -192,9 +214,16 @@ def finding(board: Leaderboard, with_numbers: bool = True) -> str:
             f"{reference.label} has rank {_rank(reference)} and {_mean(board, reference)}."
         )
 
+    lacking = [entry.label for entry in board.entries if entry.aggregate is None and entry.method]
+    missing = f"Not counted, because runs are missing: {', '.join(lacking)}." if lacking else ""
     compared = [entry for entry in ranked if entry.difference and entry.difference.p is not None]
+    equal = [entry for entry in ranked if _is_equal(entry)]
+    same = ""
+    if equal:
+        verb = "method does" if len(equal) == 1 else "methods do"
+        same = f"{len(equal)} {verb} not differ from {reference.label} in any run."
     if not compared:
-        return " ".join(parts)
+        return " ".join(filter(None, [*parts, same, missing]))
     above, below, undecided = (
         [entry for entry in compared if _side(board, entry) == side] for side in (1, -1, 0)
     )
@@ -205,7 +234,13 @@ def finding(board: Leaderboard, with_numbers: bool = True) -> str:
     )
     if undecided:
         parts.append(f"For {texts.count(len(undecided), 'method')}, the difference is undecided.")
-    return " ".join(parts)
+    return " ".join(filter(None, [*parts, same, missing]))
+
+
+def _is_equal(entry: Entry) -> bool:
+    """Return whether a method has the numbers of the reference, so there is no test."""
+    found = entry.difference
+    return found is not None and found.p is None and found.difference == 0
 
 
 def _side(board: Leaderboard, entry: Entry) -> int:

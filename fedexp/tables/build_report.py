@@ -520,7 +520,27 @@ def _warnings(
             [layout.cell_name(cell.method, cell.conditions) for cell in failed], _SHOWN
         )
         yield f"{texts.count(count, 'run')} failed, in {names}"
-    yield from _mixed_splits([run for run in runs if run.done], record.configs)
+    yield from warnings_of_runs(runs, record.configs)
+    yield from warning_of_settings(table, cells, record)
+    if waiting := {run.run for run in runs if not run.done and run.others}:
+        yield (
+            f"{texts.count(len(waiting), 'run')} exist only as results of other code: "
+            f"--any-code shows them"
+        )
+
+
+def warnings_of_runs(
+    runs: Sequence[RunRecord], configs: Mapping[str, Mapping[str, Any]]
+) -> Iterable[str]:
+    """Yield warnings if runs that are compared may not be comparable.
+
+    They differ in their data, in their headlines or in the code that made them.
+
+    Args:
+        runs: Runs of all cells.
+        configs: Configs of the runs by their hashes.
+    """
+    yield from _mixed_splits([run for run in runs if run.done], configs)
     done = list({run.run: run for run in runs if run.done}.values())
     yield from _mixed_headlines(done)
     yield from _mixed_versions(done)
@@ -530,13 +550,6 @@ def _warnings(
         yield (
             f"{number} of {len(done)} {were} made by other code than the current one ({codes}), "
             "so rows may mix code"
-        )
-
-    yield from warning_of_settings(table, cells, record)
-    if waiting := {run.run for run in runs if not run.done and run.others}:
-        yield (
-            f"{texts.count(len(waiting), 'run')} exist only as results of other code: "
-            f"--any-code shows them"
         )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
+import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from fedexp.tables.record import RunRecord, TableRecord, run_key
 from fedexp.tables.schema import Column, Table
 from fedexp.tuning.tuned_files import Sweep, Swept, Tuning, load_tuning
 
+RESULTS = Path(__file__).resolve().parents[2] / "scripts" / "results"
 ROWS = ({"alpha": 0.1}, {"alpha": 0.5})
 # Accuracies of each column: one list per row, one number per seed.
 VALUES = {
@@ -234,6 +237,21 @@ def test_finding_names_the_methods_that_differ_significantly() -> None:
     )
 
 
+def test_finding_names_equal_methods_and_those_with_missing_runs() -> None:
+    rows = VALUES["fedavg"]
+    lacking = ([60.0, 61.0, None], [80.0, 81.0, 82.0])
+    values = {**VALUES, "same": rows, "lacking": lacking}
+    numbers = {"reached": {**REACHED, "same": [], "lacking": []}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BYTES, "same", 100)
+        patch.setitem(BYTES, "lacking", 100)
+        text = finding(made(values, **numbers))
+    assert text.endswith(
+        "For 1 method, the difference is undecided. 1 method does not differ from Fedavg in any "
+        "run. Not counted, because runs are missing: Lacking."
+    )
+
+
 def test_front_has_the_points_that_no_other_beats() -> None:
     points = [(1.0, 5.0, "a"), (2.0, 4.0, "dear"), (2.0, 7.0, "b"), (1.0, 3.0, "poor")]
     points += [(1.0, 5.0, "equal"), (3.0, 7.0, "later")]
@@ -312,6 +330,56 @@ def test_a_leaderboard_that_was_not_run_is_listed_with_its_commands() -> None:
     (first,) = leaderboards.pages(read, with_methods=True)
     assert "fedexp-table run leaderboard/one_shot" in first.text
     assert "fedexp-tune many_rounds_pathological" in first.text
+
+
+@pytest.fixture
+def committed(tmp_path: Path) -> Path:
+    """Copy the committed record of a leaderboard."""
+    name = "leaderboard/many_rounds"
+    shutil.copytree(RESULTS / name, tmp_path / name)
+    return tmp_path
+
+
+def change_runs(root: Path, **values: str) -> None:
+    """Change fields of all runs of FedDyn."""
+    path = root / "leaderboard" / "many_rounds" / "runs.csv"
+    with path.open(newline="") as file:
+        head, *rows = csv.reader(file)
+    for row in rows:
+        for name, value in values.items():
+            if row[head.index("method")] == "feddyn":
+                row[head.index(name)] = value
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([head, *rows])
+
+
+def test_runs_with_other_settings_are_refused(committed: Path) -> None:
+    change_runs(committed, altered="True")
+    with pytest.raises(ConfigError, match="runs of a leaderboard had other settings") as found:
+        leaderboards.read(committed)
+    assert "with overrides of a user" in str(found.value)
+
+    change_runs(committed, altered="False")
+    path = committed / "leaderboard" / "many_rounds" / "configs.json"
+    stored = json.loads(path.read_text())
+    assert stored["of all"]["rounds"] == 100
+    stored["of all"]["rounds"] = 7
+    path.write_text(json.dumps(stored))
+    with pytest.raises(ConfigError, match="rounds is 7 and not"):
+        leaderboards.read(committed)
+
+
+def test_page_shows_what_makes_runs_hard_to_compare(committed: Path) -> None:
+    def page() -> str:
+        read = [one for one in leaderboards.read(committed) if one.board is not None]
+        return leaderboards.pages(read, with_methods=False)[1].text
+
+    assert "different data splits" not in page()
+    change_runs(committed, split="ffff", data="ffff", rule="best_on_test", fedexp_version="0.1")
+    text = page()
+    assert "Methods of one row and seed saw different data splits" in text
+    assert "Runs have different headline rules: best_on_test, " in text
+    assert "was not the same in all runs" in text and "different versions of fedexp" in text
 
 
 def test_record_of_another_variant_is_refused(tmp_path: Path) -> None:
