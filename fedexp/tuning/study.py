@@ -339,8 +339,9 @@ class TuningStudy:
         """Store values after some rounds, and return the trials that go on.
 
         Let n be the number of trials that have reached `rounds` rounds so far. A trial
-        goes on if it is among the best n / factor of them. The other trials are
-        stopped. This rule is asynchronous successive halving (Li et al. 2020).
+        goes on if it is among the best n / factor of them, rounded down, and at least
+        one. Of equal trials, the earlier one is better. The other trials are stopped.
+        This rule is asynchronous successive halving (Li et al. 2020).
         """
         from optuna.trial import TrialState
 
@@ -348,16 +349,17 @@ class TuningStudy:
             # After an interruption, the value may have been stored already.
             if rounds not in self._study.trials[trial.number].intermediate_values:
                 trial.report(value, rounds)
-        stored = (one.intermediate_values.get(rounds) for one in self._study.trials)
-        values = sorted(
-            (value for value in stored if value is not None),
-            reverse=self.search.objective.higher_is_better,
+        sign = -1 if self.search.objective.higher_is_better else 1
+        ranked = sorted(
+            (sign * one.intermediate_values[rounds], one.number)
+            for one in self._study.trials
+            if rounds in one.intermediate_values
         )
-        best = values[: max(1, len(values) // self.search.factor)]
+        best = {number for _, number in ranked[: max(1, len(ranked) // self.search.factor)]}
 
         promoted = []
         for trial, value in measured:
-            if value in best:
+            if trial.number in best:
                 promoted.append(trial)
                 continue
             self._study.tell(trial, state=TrialState.PRUNED)

@@ -334,6 +334,24 @@ def test_halving_trains_the_best_third_for_more_rounds(runs: Runs) -> None:
     assert summary()["best"]["rounds"] == 10
 
 
+def test_halving_promotes_the_first_of_equal_trials(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def value(self: Objective, result: dict[str, Any]) -> float:
+        return 0.5
+
+    monkeypatch.setattr(Objective, "value", value)
+    space = "local.lr=0.1,0.11,0.12,0.13,0.14,0.15,0.16,0.17,0.18"
+    command = [space, "sampler=grid", "halving=3", "rounds=10", "test_seeds=4", *TINY]
+    assert run_command(command) == 0
+    asked = [(config["rounds"], float(config["local"]["lr"])) for config in runs.configs]
+    first, second, *last = (
+        [lr for rounds, lr in asked if rounds == number] for number in (1, 3, 10)
+    )
+    assert len(first) == 9 and second == sorted(first)[:3] and last[0][0] == min(first)
+    assert [trial["state"] for trial in summary()["trials"]].count("stopped") == 8
+
+
 def test_rungs_end_with_the_whole_run() -> None:
     assert rungs_of(20, 3) == (2, 6, 20)
     assert rungs_of(5, 3) == (1, 5)
