@@ -260,6 +260,7 @@ def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
 
 def _run(options: argparse.Namespace) -> int:
     from fedexp.commands.launching import multirun, run_sweep
+    from fedexp.running.result_data import check_result_data
     from fedexp.storage.run_folder import RunFolder
     from fedexp.tables.lookup import FAILED
     from fedexp.tables.progress import ProgressMonitor
@@ -267,6 +268,10 @@ def _run(options: argparse.Namespace) -> int:
     request = _Request(options)
     jobs = launch_order(request.cells)
     todo = [job for job in jobs if not _is_done(request.cell_runs[job.overrides])]
+    # A run refuses a result of other data itself, but finished runs are not launched.
+    check_result_data(
+        (run.config, run.result) for run in request.cell_runs.values() if _is_done(run)
+    )
     _check(request, todo)
     methods = {job.overrides: planned.method for planned in request.cells for job in planned.jobs}
     # With --any-code, the folder of a CellRun may be that of a run of other code.

@@ -168,14 +168,23 @@ def _launcher(
     """
     from fedexp.commands.launching import multirun, run_sweep
     from fedexp.config.compose import compose
-    from fedexp.tuning.study import is_stored
+    from fedexp.running.result_data import check_result_data
+    from fedexp.tuning.study import read_run
 
     path = [one for one in overrides if one.startswith("hydra.searchpath")]
     of_sweep = [*hydra, *(one for one in overrides if one.startswith("output_root="))]
 
     def launch(jobs: Sequence[Sequence[str]]) -> int:
         distinct = dict.fromkeys(map(tuple, jobs))
-        todo = [job for job in distinct if not is_stored(compose([*path, *job]))]
+        configs = {job: compose([*path, *job]) for job in distinct}
+        stored = {
+            job: result
+            for job, config in configs.items()
+            if config["reuse"] and (result := read_run(config)[0])
+        }
+        # A run refuses a result of other data itself, but these runs are not launched.
+        check_result_data((configs[job], result) for job, result in stored.items())
+        todo = [job for job in distinct if job not in stored]
         if not todo:
             return 0
         return run_sweep(

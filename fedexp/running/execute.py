@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,11 @@ from fedexp.data.partition import contains_partition, save_partition
 from fedexp.engines.stored_models import FromStoredModels
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.running.costs import Meter, costs, read_timing
-from fedexp.running.experiment import Experiment, data_content
+from fedexp.running.experiment import Experiment
 from fedexp.running.peak_memory import peak_memory, reset_peak
 from fedexp.running.profile import PROFILE, NamedEngine, profiled
 from fedexp.running.remarks import remarks
+from fedexp.running.result_data import check_result_data
 from fedexp.running.run_engine import RunEngine, first_numerics
 from fedexp.running.steps import RecordedStep, has_reached_target, steps
 from fedexp.running.stored_models import check_clients
@@ -138,33 +139,9 @@ def _reusable(config: ResolvedConfig, folder: RunFolder) -> dict[str, Any] | Non
     """Return the stored result of a folder, or None if the run must be executed."""
     if not config["reuse"] or (stored := folder.result()) is None:
         return None
-    _check_result_data(config, stored)
+    check_result_data([(config, stored)])
     # The folder may have been moved since the result was written.
     return {**stored, "folder": str(folder.path)}
-
-
-def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> None:
-    """Refuse a stored result that was computed on other data.
-
-    Data that follow completely from the config, such as ``synthetic``, are not checked.
-    Other data are checked if their files are present.
-    """
-    present = data_content(config)
-    if present is None:
-        return
-    expected = [stored["partition"][name] for name in ("data_sha256", "proxy_sha256")]
-
-    if any(
-        sha256 not in (None, stored_sha256)
-        for sha256, stored_sha256 in zip(present, expected, strict=True)
-    ):
-        raise StorageError(
-            "the stored result of this config was computed on other data",
-            where=str(config["data_root"]),
-            expected=f"data_sha256 {expected}",
-            got=f"data_sha256 {present}",
-            do="use another output_root for the other data, or start again with reuse=false",
-        )
 
 
 class _Notes:

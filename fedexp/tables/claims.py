@@ -347,7 +347,7 @@ class _Pairs:
         return tuple(self.by_seed.values())
 
     def is_above(self, split_seed: str) -> bool:
-        """Return whether there is a pair of this split seed with a difference above 0."""
+        """Return whether the pair of this split seed has a difference above 0."""
         return self.by_seed.get(split_seed, -math.inf) > self.tolerance
 
     @property

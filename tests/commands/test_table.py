@@ -26,6 +26,7 @@ import yaml
 
 from fedexp.commands.table import run_command
 from fedexp.config.compose import compose
+from fedexp.running import result_data
 from fedexp.running.experiment import Experiment
 from fedexp.storage.files import write_json
 from fedexp.tables.load import table_names
@@ -587,6 +588,17 @@ def test_progress_with_any_code_is_read_in_the_folder_of_the_new_run(
     monkeypatch.setattr("fedexp.tables.progress.ProgressMonitor", Monitor)
     assert run_command([*arguments, "--any-code"]) == 0
     assert (folder / "result.json").exists() and watched == [result.parent]
+
+
+def test_stored_results_of_other_data_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "my/tiny", "--only", "method=local", "beta=1"]
+    assert run_command(command) == 0
+    assert run_command(command) == 0
+    monkeypatch.setattr(result_data, "data_content", lambda _: ["b", None])
+    assert run_command(command) == 2
+    assert "was computed on other data" in capfd.readouterr().err
 
 
 def test_next_commands_are_printed_after_a_complete_run(capfd: pytest.CaptureFixture[str]) -> None:

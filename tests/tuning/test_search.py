@@ -25,6 +25,7 @@ from fedexp.commands.tune import run_command
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.resolved_config import ResolvedConfig
+from fedexp.running import result_data
 from fedexp.storage.files import write_json
 from fedexp.storage.identity import code_hash
 from fedexp.storage.run_folder import RunFolder
@@ -75,6 +76,7 @@ class Runs:
             "hashes": folder.hashes,
             "metrics": metrics,
             "headline": {"metric": "test/global/acc", "value": -lr},
+            "partition": {"data_sha256": "a", "proxy_sha256": None},
         }
         write_json(folder.path / "result.json", result, seal=True)
 
@@ -350,6 +352,17 @@ def test_halving_promotes_the_first_of_equal_trials(
     )
     assert len(first) == 9 and second == sorted(first)[:3] and last[0][0] == min(first)
     assert [trial["state"] for trial in summary()["trials"]].count("stopped") == 8
+
+
+def test_stored_trials_of_other_data_are_refused(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["local.lr=0.1,0.2", "sampler=grid", "test_seeds=4", *TINY]
+    assert run_command(command) == 0
+    for sha256, code in (("a", 0), (None, 0), ("b", 2)):
+        monkeypatch.setattr(result_data, "data_content", lambda _, sha256=sha256: [sha256, None])
+        assert run_command(command) == code
+    assert "was computed on other data" in capsys.readouterr().err
 
 
 def test_rungs_end_with_the_whole_run() -> None:

@@ -258,8 +258,8 @@ class ClaimRow:
         estimate: Mean of the paired differences, or their lower median if one of them
             is infinite. A positive value supports the claim. If the row has several
             tests, it is the value of the least favourable test. None without pairs.
-        n: Number of pairs (seeds). If the row has several tests, it is the number of the
-            least favourable test.
+        n: Number of pairs (seeds). If the row has several tests, it is the number of
+            the least favourable test.
         in_favour: Number of pairs that are in favour of the claim. If the row has
             several tests, they must all be in favour for the seed of the pair.
         printed: Whether the paper's own numbers fit the claim, None if the paper prints
