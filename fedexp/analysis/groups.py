@@ -6,7 +6,8 @@ A group is identified by values of keys, for example by a method and a value of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fedexp.analysis.presets import swapped_parts
 from fedexp.storage.identity import SEEDS, scientific
@@ -76,6 +77,34 @@ def made_by_different_code(runs: Iterable[StoredRun]) -> bool:
     hash covers only the modules that a config uses.
     """
     return len({run.path.name for run in runs}) > 1
+
+
+def notes_on_data(runs: Iterable[StoredRun]) -> list[str]:
+    """Return a note for each data set that was not the same in all runs.
+
+    The configs of the data sets are equal, but the fingerprints of the samples are not.
+    """
+    found: dict[tuple[str, str, str], set[str]] = {}
+    for run in runs:
+        hashes = run.result.get("partition") or {}
+        for key, name in (("dataset", "data_sha256"), ("proxy.dataset", "proxy_sha256")):
+            if hashes.get(name):
+                option = text_of(value_of(run, key))
+                config = repr(_node(run.config, key))
+                found.setdefault((key, option, config), set()).add(str(hashes[name]))
+    return [
+        f"{key}={option} was not the same in all runs: "
+        f"{listed(sha[:8] for sha in sorted(different))}"
+        for (key, option, _), different in found.items()
+        if len(different) > 1
+    ]
+
+
+def _node(config: Mapping[str, Any], key: str) -> Any:
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
 
 
 def implied_keys(keys: Iterable[str]) -> list[str]:

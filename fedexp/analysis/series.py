@@ -24,6 +24,7 @@ from fedexp.analysis.groups import (
     listed,
     made_by_different_code,
     newest_by_config,
+    notes_on_data,
     seed_text,
     seeds_of,
     shown_value,
@@ -196,7 +197,7 @@ def plot_data(runs: Sequence[StoredRun], spec: PlotSpec, conditions: Sequence[st
         sorted({series for _, _, series, _ in groups}, key=_labels_key),
         seeds,
         sum(map(len, groups.values())),
-        [*_missing([*done, *chosen], spec), *notes],
+        [*_missing([*done, *chosen], spec), *notes_on_data(done), *notes],
     )
 
 

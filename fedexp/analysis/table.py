@@ -17,6 +17,7 @@ from fedexp.analysis.groups import (
     listed,
     made_by_different_code,
     newest_by_config,
+    notes_on_data,
     seed_text,
     seeds_of,
     shown_value,
@@ -268,6 +269,7 @@ def _notes(
         notes.append(f"note: {older} results that other code made earlier are left out")
     if any(made_by_different_code(members) for members in cells.values()):
         notes.append("note: a cell has runs that were made by different code")
+    notes += [f"note: {note}" for note in notes_on_data(latest)]
     repeated = sum(
         len(members) - len({seeds_of(run) for run in members}) for members in cells.values()
     )

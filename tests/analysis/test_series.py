@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedexp.analysis.groups import listed
 from fedexp.analysis.series import PlotData, PlotSpec, mean_interval, plot_data
 from fedexp.analysis.table import TableSpec, runs_table
 from fedexp.core.errors import ConfigError
+from fedexp.storage.files import write_json
 from fedexp.storage.stored_run import find_runs
 from tests.analysis.written import ACC, write_run
 
@@ -146,6 +148,28 @@ def test_only_different_code_within_a_group_is_noted(root: Path) -> None:
     assert (
         f"{place}: runs were made by different code" in data(root, cols=("partition.alpha",)).notes
     )
+
+
+def test_runs_on_different_data_of_one_name_are_noted(root: Path) -> None:
+    spec = TableSpec(("partition.alpha",), "method")
+
+    def notes() -> list[str]:
+        found = [*runs_table(find_runs(root), spec, ()).notes]
+        found += data(root, cols=("partition.alpha",)).notes
+        return [note for note in found if "not the same" in note]
+
+    def write(seed: int, sha256: str) -> None:
+        folder = write_run(root, "moon", seed, [0.1, 0.2])
+        result = json.loads((folder / "result.json").read_text())
+        result["partition"] = {"data_sha256": sha256, "proxy_sha256": None}
+        write_json(folder / "result.json", result)
+
+    write(0, "a" * 64)
+    write(1, "a" * 64)
+    assert not notes()
+    write(2, "b" * 64)
+    note = "dataset=digits was not the same in all runs: aaaaaaaa, bbbbbbbb"
+    assert notes() == [f"note: {note}", note]
 
 
 def test_table_names_runs_without_a_result(root: Path) -> None:
