@@ -288,8 +288,8 @@ def encode(
 
     Args:
         value: Nested dict, list, tuple, scalars, Tensor, Weights and StoredWeights.
-            Other subclasses of dict, list and tuple than ``OrderedDict`` and
-            ``torch.Size`` are refused. `decode` returns the plain types.
+            Subclasses of dict, list and tuple are refused, because `decode` returns
+            plain types. ``OrderedDict`` and ``torch.Size`` are accepted.
         put: Function that stores a tree and returns its name.
         name_of: Function that returns the name of a stored model.
         at: Place of the value within the state, for messages.

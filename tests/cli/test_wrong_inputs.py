@@ -44,7 +44,7 @@ MODULES = {
 }
 # The size of a screen
 LINES, COLUMNS = 24, 100
-# The README promises both: the corpus has more entries, and a larger share of its typos gets the
+# Lower bounds that the README states: the number of entries, and the share of typos that get the
 # right suggestion
 FEWEST, RIGHT_SHARE = 700, 0.95
 # Files that may change although an input is refused: the bookkeeping of a run that resumes, locks,
