@@ -21,7 +21,7 @@ from fedexp.tables.grouping import grouped
 from fedexp.tables.record import RunRecord, TableRecord
 from fedexp.tables.report.csv import csv_text
 from fedexp.tables.report.report import Value
-from fedexp.tables.schema import Table
+from fedexp.tables.schema import Table, fits
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 
 # Metric of `RowResult.worst_tenth`.
@@ -79,10 +79,12 @@ class Entry:
         method: Option of ``method``, empty if no run is done.
         rows: Results in the rows of the leaderboard. None: a run of the row is missing,
             or its number is not finite.
-        aggregate: Aggregates over the rows. None if the results of a row are missing.
+        aggregate: Aggregates over the rows that count (`Leaderboard.counted`). None if
+            the results of such a row are missing.
         difference: Comparison of the method with the reference. The number of a seed is
-            the mean over the rows. The p values are adjusted for the number of methods.
-            None for the reference, and if the results of a row are missing.
+            the mean over the rows that count. The p values are adjusted for the number
+            of methods. None for the reference, and if the results of such a row are
+            missing.
     """
 
     column: str
@@ -100,14 +102,17 @@ class Leaderboard:
     Args:
         table: The table.
         rows: Conditions of the rows in which most methods are complete.
-        missing: Conditions of the other rows, which do not count yet.
+        counted: Numbers of the rows that count in ranks, means and differences. The
+            table has a cell of every method in them.
+        missing: Conditions of the other rows, which are not shown yet.
         entries: The methods, by average rank. Methods without a rank come last.
-        aggregates: Aggregates over the rows. None if fewer than two methods have
-            results in all rows.
+        aggregates: Aggregates over the rows that count. None if fewer than two methods
+            have results in all of them.
     """
 
     table: Table
     rows: tuple[Mapping[str, Value], ...]
+    counted: tuple[int, ...]
     missing: tuple[Mapping[str, Value], ...]
     entries: tuple[Entry, ...]
     aggregates: Aggregates | None
@@ -118,14 +123,30 @@ class Leaderboard:
         first = self.table.methods[0].key
         return next(entry for entry in self.entries if entry.column == first)
 
+    @property
+    def uncounted(self) -> list[int]:
+        """The numbers of the rows that do not count."""
+        return [at for at in range(len(self.rows)) if at not in self.counted]
+
+    def without_cell(self, at: int) -> list[Entry]:
+        """Return the methods of which the table has no cell in row number `at`."""
+        return [
+            entry
+            for entry in self.entries
+            if not fits(self.table.columns[entry.column].where, self.rows[at], entry.column)
+        ]
+
     def rows_with(self, name: str) -> list[int]:
-        """Return the numbers of the rows in which a method has a field of `RowResult`.
+        """Return the rows that count and in which a method has a field of `RowResult`.
 
         Rounds, for example, may be timed in one of the rows only.
+
+        Returns:
+            Numbers of rows.
         """
         return [
             at
-            for at in range(len(self.rows))
+            for at in self.counted
             if any(
                 row is not None and getattr(row, name) is not None
                 for row in (entry.rows[at] for entry in self.entries)
@@ -169,14 +190,16 @@ def leaderboard(
     # The first methods of a new row must not cost all others their rank.
     places = {at: conditions for at, conditions in every.items() if 2 * complete[at] > len(runs)}
     missing = tuple(conditions for at, conditions in every.items() if at not in places)
+    # A method that cannot run in a row must not lose its rank.
+    counted = [at for at in places if all(at in own for own in runs.values())]
 
     scores: dict[str, list[dict[Seeds, float]]] = {
         column: [
             {(run.split_seed,): run.value for run in own[place] if run.value is not None}
-            for place in places
+            for place in counted
         ]
         for column, own in runs.items()
-        if places and all(_is_complete(own.get(place, ())) for place in places)
+        if counted and all(_is_complete(own[place]) for place in counted)
     }
     aggregates = aggregate(scores, table.higher_is_better) if len(scores) > 1 else None
     ranked = {one.column: one for one in aggregates.columns} if aggregates else {}
@@ -202,13 +225,14 @@ def leaderboard(
         for column, own in runs.items()
     ]
     entries.sort(key=lambda entry: entry.aggregate.rank if entry.aggregate else math.inf)
-    return Leaderboard(table, tuple(places.values()), missing, tuple(entries), aggregates)
+    numbers = tuple(number for number, at in enumerate(places) if at in counted)
+    return Leaderboard(table, tuple(places.values()), numbers, missing, tuple(entries), aggregates)
 
 
 def _differences(
     reference: str, scores: Mapping[str, Sequence[Mapping[Seeds, float]]]
 ) -> dict[str, Comparison]:
-    """Compare each column with the reference, on means over the rows."""
+    """Compare each column with the reference, on means over the rows that count."""
     means = {column: means_by_seed(rows) for column, rows in scores.items()}
     if reference not in means:
         return {}
@@ -296,7 +320,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 _NAMES = ("leaderboard", "row", "method", "label")
 # Columns with the fields of `RowResult`.
 _ROW = tuple(field.name for field in fields(RowResult))
-# Columns with the results of a method over all rows.
+# Columns with the results of a method over the rows that count.
 _OVERALL = (
     "rank",
     "win_rate",
@@ -313,8 +337,8 @@ _OVERALL = (
 def to_csv(leaderboards: Iterable[Leaderboard]) -> str:
     """Return leaderboards as CSV, one line per method and row.
 
-    Numbers have full precision. The last columns, from ``rank`` on, are over all rows.
-    They are equal in all lines of a method.
+    Numbers have full precision. The last columns, from ``rank`` on, are over the rows
+    that count. They are equal in all lines of a method.
     """
     lines = []
     for board in leaderboards:

@@ -32,7 +32,8 @@ _COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
 def picture(board: Leaderboard) -> Picture | None:
     """Draw the accuracy against bytes and, if rounds were timed, against seconds.
 
-    Methods without results in all rows, or without the cost, are left out.
+    Means are over the rows that count. Methods without results in all of these rows, or
+    without the cost, are left out.
 
     Returns:
         The picture, or None if no method has a cost.

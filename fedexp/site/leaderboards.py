@@ -193,17 +193,17 @@ def finding(board: Leaderboard, with_numbers: bool = True) -> str:
 
     best, reference = ranked[0], board.reference
     seeds = max((row.n for entry in ranked for row in entry.rows if row), default=0)
-    settings = texts.count(len(board.rows) + len(board.missing), "setting")
+    rows = [board.rows[at] for at in board.counted]
+    settings = texts.count(len(rows) + len(board.missing), "setting")
     if board.missing:
-        run = ", ".join(map(row_text, board.rows))
-        settings = f"{len(board.rows)} of {settings} ({run})"
+        settings = f"{len(rows)} of {settings} ({', '.join(map(row_text, rows))})"
     parts = [
         f"{len(ranked)} methods were compared in {settings} with {texts.count(seeds, 'seed')} each."
     ]
     if with_numbers:
         parts.append(
             f"{best.label} is the best with {_mean(board, best)}."
-            if len(board.rows) == 1
+            if len(rows) == 1
             else f"{best.label} has the best average rank, {_rank(best)}. "
             f"Its mean over the settings is {_mean(board, best)}.",
         )

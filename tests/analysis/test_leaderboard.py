@@ -25,7 +25,7 @@ from fedexp.tables import record
 from fedexp.tables.cells import Job, PlannedCell
 from fedexp.tables.load import load_table
 from fedexp.tables.record import RunRecord, TableRecord, run_key
-from fedexp.tables.schema import Column, Table
+from fedexp.tables.schema import Column, Table, Where, fits
 from fedexp.tuning.tuned_files import Sweep, Swept, Tuning, load_tuning
 
 RESULTS = Path(__file__).resolve().parents[2] / "scripts" / "results"
@@ -48,6 +48,7 @@ def made(
     timed: int = 0,
     reached: dict[str, list[float]] = REACHED,
     targets: Sequence[str] = ("0.5",),
+    where: dict[str, Where] | None = None,
 ) -> Leaderboard:
     table = Table(
         title="All methods",
@@ -57,7 +58,9 @@ def made(
         unit="percent",
         higher_is_better=True,
         keys=("alpha",),
-        methods=tuple(Column(key, key.capitalize(), ()) for key in values),
+        methods=tuple(
+            Column(key, key.capitalize(), (), where=(where or {}).get(key, {})) for key in values
+        ),
         conditions={"alpha": "partition.alpha={alpha}"},
         grids=({"alpha": [0.1, 0.5]},),
         seeds=(0, 1, 2),
@@ -66,6 +69,8 @@ def made(
     cells, runs = [], {}
     for column, rows in values.items():
         for conditions, numbers in zip(ROWS, rows, strict=True):
+            if not fits(table.columns[column].where, conditions, column):
+                continue
             jobs = [Job(seed, {}, (), (column, str(seed))) for seed in range(len(numbers))]
             cells.append(PlannedCell(dict(conditions), column, tuple(jobs)))
             for job, number, first in zip_longest(jobs, numbers, reached[column]):
@@ -249,6 +254,36 @@ def test_finding_names_equal_methods_and_those_with_missing_runs() -> None:
     assert text.endswith(
         "For 1 method, the difference is undecided. 1 method does not differ from Fedavg in any "
         "run. Not counted, because runs are missing: Lacking."
+    )
+
+
+def test_row_in_which_a_method_cannot_run_is_shown_but_does_not_count() -> None:
+    board = made(VALUES, where={"mixed": {"alpha": 0.1}})
+    assert (board.counted, board.uncounted) == ((0,), [1])
+    entries = {entry.column: entry for entry in board.entries}
+    assert [entry.label for entry in board.without_cell(1)] == ["Mixed"]
+    for column, (first, second) in VALUES.items():
+        entry = entries[column]
+        assert entry.aggregate is not None
+        assert entry.aggregate.mean.value == pytest.approx(statistics.fmean(first))
+        assert board.mean_over_rows(entry, "num_bytes") == ROUNDS * BYTES[column]
+        row = entry.rows[1]
+        if column == "mixed":
+            assert row is None
+        else:
+            assert row is not None and row.mean == pytest.approx(statistics.fmean(second))
+    found = entries["better"].difference
+    tested = ttest_rel(VALUES["better"][0], VALUES["fedavg"][0]).confidence_interval()
+    assert found is not None and found.interval == pytest.approx(tuple(tested))
+
+    shown = Shown(board.table, board, [], {}, picture(board), "command")
+    text = leaderboards.pages([shown], with_methods=False)[1].text
+    assert "3 methods were compared in 1 setting with 3 seeds each. Better is the best" in text
+    assert "<code>alpha=0.5</code> does not count" in text
+    assert "because Mixed cannot run there" in text
+    assert (
+        "cannot run there"
+        not in leaderboards.pages([replace(shown, board=made(VALUES))], with_methods=False)[1].text
     )
 
 
