@@ -181,16 +181,27 @@ class ServerTrained(Mean):
         return self.pass_length(env)
 
     def init(self, env: Env) -> ServerTrainedState:
-        if (
-            len(proxy_of(env)) < 2
-            and network(env.server_spec, env.device, env.dtype).has_batch_norm
-        ):
+        has_batch_norm = network(env.server_spec, env.device, env.dtype).has_batch_norm
+
+        if has_batch_norm and len(proxy_of(env)) < 2:
             raise ConfigError(
                 "BatchNorm cannot compute statistics of one sample, and the server has one",
                 where="proxy.size",
                 expected="2 samples or more",
                 got=len(proxy_of(env)),
             )
+
+        # `_parts` leaves out batches of one sample, so nothing would be trained
+        if has_batch_norm and self.batch_size == 1:
+            raise ConfigError(
+                "BatchNorm needs more than one sample, "
+                "and every batch of proxy data would have only one",
+                where="aggregator.batch_size",
+                expected="2 or more",
+                got=1,
+                do="raise aggregator.batch_size, or choose a model without BatchNorm",
+            )
+
         return {**super().init(env), "round": 0, "stage": 0, "work": {}}
 
     def position(self, state: State, step: int) -> tuple[int, int]:
