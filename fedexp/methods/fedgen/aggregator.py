@@ -16,7 +16,7 @@ Update:
     - ``sum_k a_k(y) CE(head_k(z), y)``, averaged over the batch. CE is the
       cross-entropy. head_k is the head of client k's model, which maps features to
       logits. a_k(y) is the share of client k in the cohort's samples of class y, with
-      one added to each count. This is the term of the code. The paper uses the
+      one added to each count. The code has these weights. The paper uses the
       cross-entropy of the mean of the clients' logits instead.
     - ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. The mean is over
       all pairs of samples i and j of the batch. msd is the mean squared difference, and
@@ -32,6 +32,10 @@ State:
     Server: the generator and its optimizer's state.
 
 Differences from the authors' code:
+    The code multiplies the cross-entropies (b,) of client k by weights of shape (b, 1).
+    The product has shape (b, b). Its mean is the batch mean of a_k(y) times the batch
+    mean of the cross-entropies. Here each sample has its own weight.
+
     For the class counts, the code counts the samples in a client's training batches.
     Here all samples of a client are counted. In the code, clients draw classes for the
     generator from those of all clients. Here they draw from the classes of the
@@ -125,7 +129,7 @@ class FedGen(Mean):
         diversity: Weight of the loss's second term, which makes features diverse
             (eta_div in the paper).
         ensemble: First term of the loss. ``losses``: the clients' cross-entropies,
-            weighted by the clients' shares of the class's samples, as in the code.
+            weighted by the clients' shares of the class's samples, from the code.
             ``logits``: the cross-entropy of the clients' mean logits, as in the paper.
     """
 
