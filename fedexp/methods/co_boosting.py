@@ -44,7 +44,7 @@ Differences from the authors' code:
     epsilon refers to pixel values in [0, 1]. The default 4 / 255 equals the code's
     8 / 255, which refers to pixel values in [-1, 1]. Step 2 uses the bank's images
     without augmentation. Weights are divided by their sum, or by 1e-8 if the sum is
-    smaller.
+    smaller. Pixels are rounded to the nearest 8-bit value, not down.
 """
 
 from __future__ import annotations
