@@ -101,7 +101,8 @@ class CoBoosting(Replay, Generating):
         h: Exponent of ``1 - p_y`` in the loss L_H, where p_y is the teacher's
             probability of the label.
         lambda_a: Weight of the adversarial loss L_A.
-        lambda_bn: Weight of the distance L_BN of BatchNorm statistics.
+        lambda_bn: Weight of the distance L_BN of BatchNorm statistics. With 0 L_BN is
+            not computed, and ``synthesis/bn`` is 0.
         tau_a: Temperature of L_A.
         mu: Step size of the teachers' weights w in a round's first epoch. In epoch e
             (from 0) the step size is ``mu mu_decay^e``.

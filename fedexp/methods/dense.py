@@ -36,8 +36,9 @@ State:
 
 Logged:
     ``synthesis/loss``, and its terms ``synthesis/ce``, ``synthesis/bn`` and
-    ``synthesis/div`` without their weights, of the stored images. The metrics of
-    `fedexp.methods.bases.replay.Replay`.
+    ``synthesis/div`` without their weights, of the stored images. With
+    ``variant=paper_literal`` these are the values before the generator's last step. The
+    metrics of `fedexp.methods.bases.replay.Replay`.
 
 Differences from the paper:
     L_BN compares the images' statistics with the BatchNorm statistics of the teachers
@@ -95,7 +96,8 @@ class Dense(Replay, Generating):
         variant: ``bank`` (the student trains on the bank of all images) or
             ``paper_literal`` (Algorithm 1, without a bank).
         T_G: Generator steps per epoch.
-        lambda_1: Weight of L_BN, the distance of the BatchNorm statistics.
+        lambda_1: Weight of L_BN, the distance of the BatchNorm statistics. With 0 L_BN
+            is not computed, and ``synthesis/bn`` is 0.
         lambda_2: Weight of L_div, the negative divergence between teachers and student.
             With 0 L_div is not computed, and the images do not depend on the student.
         tau_d: Temperature of L_div.

@@ -70,7 +70,8 @@ class FedAdi(Replay):
         N_inv: Number of optimizer steps on a batch of images.
         lr_pixels: Step size of the pixels.
         pixels: Optimizer of the pixels.
-        w_f: Weight of R_f, the distance of the BatchNorm statistics.
+        w_f: Weight of R_f, the distance of the BatchNorm statistics. With 0 R_f is not
+            computed, and ``synthesis/f`` is 0.
         w_tv: Weight of the total variation R_tv.
         w_2: Weight of the norm of the images.
         w_c: Weight of the competition R_c between teachers and student. With 0 R_c is

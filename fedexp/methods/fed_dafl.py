@@ -71,7 +71,7 @@ class FedDafl(Generating):
         w_oh: Weight of the one-hot loss L_oh.
         w_ie: Weight of the information entropy L_ie.
         w_a: Weight of the activation loss L_a. With 0 the teachers need no penultimate
-            features.
+            features. L_a is then not computed, and ``synthesis/a`` is 0.
     """
 
     remedy: ClassVar[str] = (
