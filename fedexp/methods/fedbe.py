@@ -35,6 +35,10 @@ Differences from the paper:
        divided by the number of classes.
     3. Sharpening uses the temperature T = 0.5 as an exponent. Each probability q
        becomes ``q^(1 / T)``, and the results are renormalised.
+
+Differences from the authors' code:
+    The code computes BatchNorm statistics from batches of 1024 samples. Here these
+    batches have `batch_size` samples.
 """
 
 from __future__ import annotations
