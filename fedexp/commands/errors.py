@@ -12,22 +12,30 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from fedexp.core.errors import ConfigError, FedexpError, nearest
-from fedexp.tracking.outlet import lasting_output, visible
+from fedexp.tracking.outlet import lasting_output, require_output, visible
 
 USAGE_ERROR, JOB_ERROR = 2, 1
 
 
-def run_guarded(work: Callable[[], int]) -> int:
+def run_guarded(work: Callable[[], int], needs_output: bool = False) -> int:
     """Run `work`, and report errors that the user can correct by a message.
 
     All other exceptions are raised as they are.
+
+    Args:
+        work: Work of the command.
+        needs_output: Whether it is an error if the standard output cannot be written,
+            because it is the command's result.
 
     Returns:
         The exit code of `work`, or the exit code for the error.
     """
     with lasting_output():
         try:
-            return work()
+            code = work()
+            if needs_output:
+                require_output()
+            return code
         except FedexpError as error:
             print_error(error)
             return USAGE_ERROR

@@ -76,7 +76,7 @@ def run_command(arguments: list[str]) -> int:
         The exit code. It is 2 for errors of the user, which are printed without a
         traceback.
     """
-    return run_guarded(lambda: parser().run(arguments))
+    return run_guarded(lambda: parser().run(arguments), needs_output=True)
 
 
 def parser() -> Parser:

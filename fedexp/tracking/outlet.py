@@ -3,12 +3,13 @@
 Writing to a stream fails if the program that reads it has ended (``| head``), or if the
 stream is closed from the start (``>&-``). The results of a run are files, so they do
 not need the output. The run therefore goes on silently, and its exit code does not
-change.
+change. Commands whose result is their output call `require_output`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -38,6 +39,20 @@ def lasting_output() -> _WrappedStreams:
     nested, or overlap in threads. The streams are restored when the last context ends.
     """
     return _STREAMS
+
+
+def require_output() -> None:
+    """Check, within `lasting_output`, that the standard output was written.
+
+    A reader that has ended and a closed stream are not errors.
+
+    Raises:
+        OSError: It was not, for example because the disk is full.
+    """
+    sys.stdout.flush()
+    error = getattr(sys.stdout, "error", None)
+    if isinstance(error, OSError) and error.errno not in (errno.EPIPE, errno.EBADF):
+        raise error
 
 
 class _WrappedStreams(contextlib.ContextDecorator):
@@ -80,9 +95,13 @@ class _UnbreakableStream:
     """A text stream that drops its output after a failed write.
 
     The wrapped stream may be None. Then all output is dropped.
+
+    Attributes:
+        error: The error of the failed write, None if there is none.
     """
 
     def __init__(self, stream: Any) -> None:
+        self.error: Exception | None = None
         self._stream = _NullStream() if stream is None else stream
 
     def write(self, text: str) -> int:
@@ -92,15 +111,15 @@ class _UnbreakableStream:
             except UnicodeEncodeError:
                 encoding = self._stream.encoding
                 self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        except (OSError, ValueError):
-            self._leave()
+        except (OSError, ValueError) as error:
+            self._leave(error)
         return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except (OSError, ValueError):
-            self._leave()
+        except (OSError, ValueError) as error:
+            self._leave(error)
 
     def isatty(self) -> bool:
         try:
@@ -111,7 +130,8 @@ class _UnbreakableStream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _leave(self) -> None:
+    def _leave(self, error: Exception) -> None:
+        self.error = error
         # Without this, writing the stream's buffer would fail again when Python ends.
         with contextlib.suppress(OSError, ValueError):
             if (number := self._stream.fileno()) in (1, 2):

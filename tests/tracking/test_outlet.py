@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedexp.commands.run import run_command
+from fedexp.commands.runs import run_command as runs_command
 from fedexp.tracking.outlet import lasting_output
 
 QUICK = ["rounds=1", "clients=2", "model.hidden=[4]", "limit.train=40", "limit.test=20"]
@@ -39,6 +40,27 @@ def test_a_run_goes_on_without_a_reader(
         # process, its stdout is no longer used by then
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.close()
+
+
+@pytest.mark.parametrize("kind", ["full", "pipe", "closed"])
+def test_export_fails_if_the_output_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    if kind == "full":
+        out = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+    elif kind == "pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+        out = os.fdopen(writer, "w")
+    else:
+        out = io.StringIO()
+        out.close()
+    monkeypatch.setattr(sys, "stdout", out)
+    code = runs_command(["export", "--root", str(tmp_path)])
+    assert code == (1 if kind == "full" else 0)
+    assert ("No space left" in capsys.readouterr().err) == (kind == "full")
+    with contextlib.suppress(OSError):
+        out.close()
 
 
 def test_what_can_be_read_is_read(capsys: pytest.CaptureFixture[str]) -> None:
