@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fedexp.config.comments import first_sentence, header, keys_of
+import yaml
+
+from fedexp.config.comments import Key, first_sentence, header, keys_of
 from fedexp.config.groups import groups
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.yaml_files import defaults_of, read_yaml
@@ -53,6 +55,7 @@ def topic_text(topic: str, *folders: Path) -> str:
     The help on a group lists its options, each with the first sentence of its comment.
     The help on an option (``GROUP=OPTION``) contains the comment and the keys of the
     option's file. The help on a key is the part of ``config.yaml`` that sets the key.
+    The help on a key of a group (``GROUP.KEY``) lists the options that have the key.
 
     Raises:
         ConfigError: There is no such group, option or key.
@@ -76,6 +79,10 @@ def topic_text(topic: str, *folders: Path) -> str:
         ]
         about = f"{topic}=OPTION (fedexp --help {topic}=OPTION lists the keys of an option)"
         return "\n".join([about, *(f"  {line}" for line in lines), ""])
+
+    group, dot, name = topic.partition(".")
+    if dot and group in options:
+        return _group_key_text(group, name, options[group], folders)
 
     keys = dict(_top_level_keys(folders[0] / "config.yaml"))
     if (key := topic.partition(".")[0]) in keys:
@@ -117,9 +124,54 @@ def _option_text(group: str, option: str, folders: tuple[Path, ...]) -> str:
     lines += [f"  {chosen}={part.stem}" for chosen, part in parts]
     for name, key in shown.items():
         if not name.endswith("_target_"):
-            about = " ".join(filter(None, (key.note, key.comment)))
-            lines.append(f"  {name}: {key.default}{f'  # {about}' if about else ''}")
+            lines.append(_key_line(name, key))
     return "\n".join([*lines, ""])
+
+
+def _group_key_text(group: str, name: str, options: list[str], folders: tuple[Path, ...]) -> str:
+    """Return the value and the comment of a group's key in each option that has it.
+
+    If the key contains other keys, these are listed instead.
+    """
+    lines: list[str] = []
+    names: set[str] = set()
+    for option in options:
+        path = _path(group, option, folders)
+        # A run refuses a damaged file. Keys of a preset are not keys of its group.
+        if not _is_mapping(path) or "# @package _global_" in path.read_text():
+            continue
+        keys = [
+            key
+            for key in keys_of(path)
+            if key.default is not None
+            and key.top != "defaults"
+            and not key.name.endswith("_target_")
+        ]
+        names.update(key.name for key in keys)
+        if found := [key for key in keys if f"{key.name}.".startswith(f"{name}.")]:
+            lines.append(f"{group}={option}")
+            lines += [_key_line(f"{group}.{key.name}", key) for key in found]
+
+    if not lines:
+        raise ConfigError(
+            f"no option of {group} has the key '{name}'",
+            where="--help",
+            do=suggest(name, names) if names else f"fedexp --help {group}",
+        )
+    about = f"{group}.{name} (fedexp --help {group}=OPTION lists all keys of an option)"
+    return "\n".join([about, *lines, ""])
+
+
+def _is_mapping(path: Path) -> bool:
+    try:
+        return isinstance(read_yaml(path), dict)
+    except yaml.YAMLError:
+        return False
+
+
+def _key_line(name: str, key: Key) -> str:
+    about = " ".join(filter(None, (key.note, key.comment)))
+    return f"  {name}: {key.default}{f'  # {about}' if about else ''}"
 
 
 def _top_level_keys(path: Path) -> Iterator[tuple[str, str]]:

@@ -824,6 +824,23 @@ def test_help_of_an_option_has_its_keys_with_comments_and_those_of_its_parts(cap
     assert capsys.readouterr().out.startswith("fedexp - ")
 
 
+def test_help_of_a_key_of_a_group_has_it_in_each_option(capsys) -> None:
+    Path("conf/trainer").mkdir(parents=True)
+    Path("conf/trainer/mine.yaml").write_text("_target_: mine.Net\nalpha: 0.5 # my factor\n")
+    Path("conf/trainer/damaged.yaml").write_text("alpha: [")
+    assert run_command(["--help", "trainer.alpha"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[lines.index("trainer=mine") + 1] == "  trainer.alpha: 0.5  # my factor"
+    assert "trainer=fedcm" in lines and "trainer=moon" not in lines
+
+    assert run_command(["--help", "aggregator.student"]) == 0
+    assert "\n  aggregator.student.momentum: 0.9" in capsys.readouterr().out
+    assert run_command(["--help", "trainer.alpah"]) == 2
+    assert "did you mean 'alpha'?" in capsys.readouterr().err
+    assert run_command(["--help", "method.rounds"]) == 2
+    assert "no option of method has the key 'rounds'" in capsys.readouterr().err
+
+
 def test_help_of_a_group_ends_every_line_with_a_sentence(capsys) -> None:
     for group in ("method", "model", "partition", "aggregator", "dataset"):
         run_command(["--help", group])
