@@ -36,8 +36,8 @@ Examples:
   fedexp --cfg job method=NAME                             print the config and stop
   fedexp --hydra-help                                      Hydra's own flags
 Also: fedexp-data list|show|prepare
-      fedexp-runs list|show|diff|rerun|export|table|clean
-      fedexp-table list|run|report
+      fedexp-runs list|show|diff|rerun|export|table|plot|clean|check-conf
+      fedexp-table list|run|report|site
       fedexp-tune                 choose hyper-parameters on held-out data
 """
 

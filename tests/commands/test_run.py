@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fedexp.commands import launching
+from fedexp.commands import data, launching, runs, table
 from fedexp.commands.run import run_command
 from fedexp.tables.report.layout import duration
 from fedexp.tracking.curve import draw_curve
@@ -839,6 +839,15 @@ def test_help_of_a_key_of_a_group_has_it_in_each_option(capsys) -> None:
     assert "did you mean 'alpha'?" in capsys.readouterr().err
     assert run_command(["--help", "method.rounds"]) == 2
     assert "no option of method has the key 'rounds'" in capsys.readouterr().err
+
+
+def test_help_names_every_subcommand(capsys) -> None:
+    assert run_command(["--help"]) == 0
+    told = capsys.readouterr().out
+    for name, command in {"data": data, "runs": runs, "table": table}.items():
+        (action,) = command.parser()._subparsers._group_actions
+        line = re.search(rf"fedexp-{name} (\S+)", told)
+        assert sorted(line[1].split("|")) == sorted(action.choices)
 
 
 def test_help_of_a_group_ends_every_line_with_a_sentence(capsys) -> None:
