@@ -172,13 +172,13 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
         )
 
     if needs.local_steps and config.client_models.path is not None:
+        other = "trainer=sgd" if name.startswith("trainer ") else "aggregator=mean"
         raise ConfigError(
-            f"{name} weighs models by their numbers of local steps, "
-            "which stored models do not have",
+            f"{name} uses the clients' numbers of local steps, which stored models do not have",
             where="client_models.path",
             expected="null",
             got=config.client_models.path,
-            do="set aggregator=mean, or client_models.path=null",
+            do=f"set {other}, or client_models.path=null",
         )
 
 

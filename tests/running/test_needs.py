@@ -196,10 +196,15 @@ def test_samples_held_out_before_the_split_are_validation_samples() -> None:
 def test_numbers_of_local_steps_are_not_in_a_folder_of_models() -> None:
     stored = Experiment.of(compose([])).config.client_models
     checked(Needs(), Needs(local_steps=True))
+    given = replace(stored, path="somewhere")
     with pytest.raises(
-        ConfigError, match="aggregator Mean weighs models by their numbers of local steps"
-    ):
-        checked(Needs(), Needs(local_steps=True), client_models=replace(stored, path="somewhere"))
+        ConfigError, match="aggregator Mean uses the clients' numbers of local steps"
+    ) as error:
+        checked(Needs(), Needs(local_steps=True), client_models=given)
+    assert error.value.facts["to do"].startswith("set aggregator=mean, or")
+    with pytest.raises(ConfigError, match="trainer PlainTrainer uses the clients'") as error:
+        checked(Needs(local_steps=True), client_models=given)
+    assert error.value.facts["to do"].startswith("set trainer=sgd, or")
 
 
 def test_what_has_no_effect_or_another_one_is_said() -> None:
