@@ -190,7 +190,7 @@ def test_every_key_of_the_config_has_a_comment(pages: dict[str, Page]) -> None:
         )
         if key.default is not None:
             assert f'<a id="{key.name}"></a>' in page and escaped(key.comment) in page, key.name
-    assert "The keys below do not change a result" in page
+    assert "The run ID does not depend on the keys below" in page
 
 
 def test_every_option_of_every_group_is_there_with_its_keys(pages: dict[str, Page]) -> None:
