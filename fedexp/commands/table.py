@@ -52,9 +52,9 @@ def run_command(arguments: list[str]) -> int:
 
     Returns:
         The exit code. It is 0 after a success, 1 if a cell failed, and 130 after
-        Ctrl-C. With ``--strict``, it is also 1 if a number is beyond its tolerance, or
-        if full runs contradict a claim of the paper. It is 2 for errors of the user,
-        which are printed without a traceback.
+        Ctrl-C. With ``--strict``, it is also 1 if the verdict of a number is
+        ``different``, or if a claim of the paper is contradicted. It is 2 for errors of
+        the user, which are printed without a traceback.
     """
     if arguments[:1] == ["tune"]:
         return run_guarded(lambda: _refuse_tune(arguments[1:]))
@@ -126,7 +126,8 @@ def parser() -> Parser:
     shared.add_argument(
         "--strict",
         action="store_true",
-        help="exit code 1 if a number is beyond its tolerance or full runs contradict a claim",
+        help="exit code 1 if the verdict of a number is different, or if a claim of the paper is "
+        "contradicted",
     )
     shared.add_argument(
         "--out",
