@@ -84,9 +84,17 @@ def topic_text(topic: str, *folders: Path) -> str:
     if dot and group in options:
         return _group_key_text(group, name, options[group], folders)
 
-    keys = dict(_top_level_keys(folders[0] / "config.yaml"))
-    if (key := topic.partition(".")[0]) in keys:
-        return keys[key]
+    file = folders[0] / "config.yaml"
+    keys = dict(_top_level_keys(file))
+    if topic in keys:
+        return keys[topic]
+    if group in keys:
+        names = [key.name for key in keys_of(file) if key.top == group]
+        if not any(f"{key}.".startswith(f"{topic}.") for key in names):
+            raise ConfigError(
+                f"there is no key '{topic}'", where="--help", do=suggest(topic, names)
+            )
+        return keys[group]
     raise ConfigError(
         f"no group or key '{topic}'", where="--help", do=suggest(topic, [*options, *keys])
     )

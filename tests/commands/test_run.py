@@ -535,6 +535,10 @@ def test_help_of_a_group_has_each_options_first_comment_and_of_a_key_its_part_of
     assert told.startswith("# Client states") and "keys below" not in told
     assert run_command(["--help", "aggregatr"]) == 2
     assert "did you mean 'aggregator'?" in capsys.readouterr().err
+    assert run_command(["--help", "local.lr_schedule"]) == 0
+    assert capsys.readouterr().out.startswith("local: ")
+    assert run_command(["--help", "local.lrr"]) == 2
+    assert "did you mean 'local.lr'?" in capsys.readouterr().err
 
 
 def test_a_dry_run_counts_checks_and_estimates_by_other_seeds(capsys) -> None:
