@@ -102,6 +102,10 @@ def align(
         For each model its maps by unit group (`fedexp.matching.structure.Maps`), on the
         CPU.
     """
+    # A cohort of one client has only the reference
+    if not models:
+        return []
+
     maps: list[dict[str, Tensor]] = [{} for _ in models]
     groups = movable(structure, reference)
     decided = {group.name for group in structure.groups if group not in groups}

@@ -50,6 +50,13 @@ def test_copies_give_the_model(name: str, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_one_model_is_returned_as_it_is(variant: str) -> None:
+    model = models_of(MODELS["cnn"], 1)[0]
+    world = world_of(model.spec, *VARIANTS[variant])
+    assert_same(tensors(fused(world, [model], [[2, 2, 2]])), tensors(model))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", NETS)
 def test_a_common_permutation_permutes_the_result(name: str, variant: str) -> None:
     spec = MODELS[name]
