@@ -67,10 +67,12 @@ class TrimmedMean(Collecting):
     def check_extent(self, extent: Extent) -> None:
         n = int(extent.sampling.m)
         if extent.sampling.kind == "fixed" and 2 * self.trimmed(n) >= n:
+            # Rounded down, because a larger beta is refused
+            largest = (n - 1) // 2 * 10**6 // n / 10**6
             raise ConfigError(
                 f"trimming {self.trimmed(n)} at each end leaves none of {n} participants",
                 where="aggregator.beta",
-                expected=f"at most {(n - 1) // 2 / n:g}, so that one or more are left",
+                expected=f"at most {largest:g}, so that one or more are left",
                 got=self.beta,
                 do="lower aggregator.beta, or raise clients_per_round",
             )

@@ -148,6 +148,8 @@ def test_robust_rules_bound_the_effect_of_one_byzantine_client(method: str) -> N
         ("method=krum aggregator.f=0.5", "a fraction below one half"),
         ("method=krum sampling=bernoulli clients_per_round=0.5", "in every round"),
         ("method=trimmed_mean clients_per_round=2", "leaves none of 2 participants"),
+        # 7 / 15 = 0.46666... must not be rounded up, because 0.466667 is refused, too
+        ("method=trimmed_mean clients=15 aggregator.beta=0.49", "at most 0.466666,"),
         ("method=trimmed_mean aggregator.beta=0.5", r"beta must be in \[0, 1/2\)"),
     ],
 )
