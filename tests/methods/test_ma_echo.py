@@ -547,6 +547,15 @@ def test_mistakes_are_refused_before_training() -> None:
         Experiment.of(compose(["method=ma_echo", "aggregator.projector=exact"]))
     with pytest.raises(ConfigError, match="needs one number per layer"):
         Experiment.of(compose(["method=ma_echo", "aggregator.rank=[3]"]))
+    for override, said in {
+        "alpha=0": "alpha must be positive, got 0",
+        "alpha_conv=-1": "alpha_conv must be positive",
+        "z=0": "z must be positive",
+        "probe_batch_size=0": "probe_batch_size must be at least 1, got 0",
+        "rank=[3,0]": r"rank must contain positive numbers, got \[3, 0\]",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            Experiment.of(compose(["method=ma_echo", f"aggregator.{override}"]))
 
 
 @pytest.mark.parametrize(("method", "key", "instead"), [

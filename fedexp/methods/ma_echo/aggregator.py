@@ -111,7 +111,15 @@ class MAEcho(MaskableFusion):
 
     def __post_init__(self) -> None:
         require_not_negative(self, "T")
-        require_positive(self, "mu")
+        require_positive(self, "mu", "alpha", "alpha_conv", "z")
+        require(
+            self.probe_batch_size >= 1,
+            f"probe_batch_size must be at least 1, got {self.probe_batch_size}",
+        )
+        require(
+            self.rank is None or min(self.rank, default=1) >= 1,
+            f"rank must contain positive numbers, got {list(self.rank or ())}",
+        )
         require(
             self.eta > 0 and self.step > 0,
             f"eta and step must be positive, got {self.eta} and {self.step}",
