@@ -33,8 +33,7 @@ def assignments(costs: Tensor) -> Tensor:
     """
     from scipy.optimize import linear_sum_assignment
 
-    if not bool(costs.isfinite().all()):
-        raise overflow("the costs of matching units")
+    _check_finite(costs)
 
     # In the transposed costs, rows are positions and columns are units
     def solve(cost: Tensor) -> Tensor:
@@ -57,8 +56,13 @@ def sinkhorn(costs: Tensor, regularization: float) -> Tensor:
     Returns:
         Maps of shape (models, n, n), float64, on the CPU. A column contains the shares
         of the old units in one new unit. These shares sum to 1.
+
+    Raises:
+        FedexpError: A cost is not finite.
     """
     import ot
+
+    _check_finite(costs)
 
     def solve(cost: Tensor) -> Tensor:
         n = len(cost)
@@ -69,3 +73,8 @@ def sinkhorn(costs: Tensor, regularization: float) -> Tensor:
         return plan / plan.sum(0)
 
     return torch.stack([solve(cost) for cost in costs.double().cpu()])
+
+
+def _check_finite(costs: Tensor) -> None:
+    if not bool(costs.isfinite().all()):
+        raise overflow("the costs of matching units")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedexp.core.errors import FedexpError
 from fedexp.matching.assignment import assignments, sinkhorn
 
 
@@ -56,3 +57,12 @@ def test_sinkhorn_plan_has_the_entropic_form():
     rest = sinkhorn(cost, reg)[0].log() + cost[0] / reg
     centred = rest - rest.mean(0) - rest.mean(1, keepdim=True) + rest.mean()
     torch.testing.assert_close(centred, torch.zeros_like(centred), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("solve", [assignments, lambda costs: sinkhorn(costs, 0.1)])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_costs_that_are_not_finite_are_refused(solve, value: float) -> None:
+    costs = torch.ones(1, 3, 3, dtype=torch.float64)
+    costs[0, 1, 2] = value
+    with pytest.raises(FedexpError, match="costs of matching units are not finite"):
+        solve(costs)
