@@ -121,16 +121,15 @@ def found_by_leaderboards() -> str:
     ]
     for one in leaderboards.read(ROOT / RECORDS):
         if one.board is not None:
+            anchor = f"the-leaderboard-of-{one.page.replace('_', '-')}"
             found = leaderboards.finding(one.board, with_numbers=False)
             parts += [
                 f"*{one.table.title}*: {found}",
                 leaderboards.edge_note(one.board, one.tunings),
+                f"([explanation](docs/findings.md#{anchor}))",
             ]
-    links = (
-        f"([numbers]({RECORDS}/leaderboard.csv), "
-        "[explanation](docs/findings.md#the-leaderboard-of-many-rounds))"
-    )
-    return f"{EQUAL_TUNING} {' '.join(filter(None, parts))} {links} |"
+    parts.append(f"([numbers]({RECORDS}/leaderboard.csv))")
+    return f"{EQUAL_TUNING} {' '.join(filter(None, parts))} |"
 
 
 def _counts(counted: Counter[str], names: Iterable[str]) -> str:

@@ -196,7 +196,10 @@ def finding(board: Leaderboard, with_numbers: bool = True) -> str:
     rows = [board.rows[at] for at in board.counted]
     settings = texts.count(len(rows) + len(board.missing), "setting")
     if board.missing:
-        settings = f"{len(rows)} of {settings} ({', '.join(map(row_text, rows))})"
+        # The shorter list is named
+        missing = len(board.missing) < len(rows)
+        named = ", ".join(map(row_text, board.missing if missing else rows))
+        settings = f"{len(rows)} of {settings} ({'all except ' if missing else ''}{named})"
     parts = [
         f"{len(ranked)} methods were compared in {settings} with {texts.count(seeds, 'seed')} each."
     ]

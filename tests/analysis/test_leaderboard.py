@@ -171,6 +171,9 @@ def test_rows_without_most_of_the_methods_do_not_count(done: list[str]) -> None:
     assert finding(board).startswith(
         "3 methods were compared in 1 of 2 settings (alpha=0.1) with 3 seeds"
     )
+    assert finding(replace(made(VALUES), missing=({"alpha": 5},))).startswith(
+        "3 methods were compared in 2 of 3 settings (all except alpha=5) with 3 seeds"
+    )
     shown = Shown(board.table, board, [], {}, None, "command")
     _, page = leaderboards.pages([shown], with_methods=False)
     assert "without results of most methods: <code>alpha=0.5</code>." in page.text
