@@ -123,13 +123,11 @@ def found_by_leaderboards() -> str:
         if one.board is not None:
             anchor = f"the-leaderboard-of-{one.page.replace('_', '-')}"
             found = leaderboards.finding(one.board, with_numbers=False)
-            parts += [
-                f"*{one.table.title}*: {found}",
-                leaderboards.edge_note(one.board, one.tunings),
-                f"([explanation](docs/findings.md#{anchor}))",
-            ]
-    parts.append(f"([numbers]({RECORDS}/leaderboard.csv))")
-    return f"{EQUAL_TUNING} {' '.join(filter(None, parts))} |"
+            edges = leaderboards.edge_note(one.board, one.tunings)
+            link = f"([explanation](docs/findings.md#{anchor}))"
+            parts.append(" ".join(filter(None, [f"*{one.table.title}*: {found}", edges, link])))
+    parts.append(f"[Numbers]({RECORDS}/leaderboard.csv)")
+    return f"{EQUAL_TUNING} {'<br>'.join(parts)} |"
 
 
 def _counts(counted: Counter[str], names: Iterable[str]) -> str:
