@@ -197,9 +197,11 @@ def finding(board: Leaderboard, with_numbers: bool = True) -> str:
     settings = texts.count(len(rows) + len(board.missing), "setting")
     if board.missing:
         # The shorter list is named
-        missing = len(board.missing) < len(rows)
-        named = ", ".join(map(row_text, board.missing if missing else rows))
-        settings = f"{len(rows)} of {settings} ({'all except ' if missing else ''}{named})"
+        if len(board.missing) < len(rows):
+            named = f"all except {', '.join(map(row_text, board.missing))}"
+        else:
+            named = ", ".join(map(row_text, rows))
+        settings = f"{len(rows)} of {settings} ({named})"
     parts = [
         f"{len(ranked)} methods were compared in {settings} with {texts.count(seeds, 'seed')} each."
     ]
