@@ -21,7 +21,7 @@ from fedexp.tables.grouping import grouped
 from fedexp.tables.record import RunRecord, TableRecord
 from fedexp.tables.report.csv import csv_text
 from fedexp.tables.report.report import Value
-from fedexp.tables.schema import Table, fits
+from fedexp.tables.schema import Table
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 
 # Metric of `RowResult.worst_tenth`.
@@ -102,9 +102,9 @@ class Leaderboard:
     Args:
         table: The table.
         rows: Conditions of the rows in which most methods are complete.
-        counted: Numbers of the rows that count in ranks, means and differences. The
-            table has a cell of every method in them.
         missing: Conditions of the other rows, which are not shown yet.
+        absent: For each of the `rows` and then of the `missing` rows, the labels of the
+            methods of which the table has no cell there.
         entries: The methods, by average rank. Methods without a rank come last.
         aggregates: Aggregates over the rows that count. None if fewer than two methods
             have results in all of them.
@@ -112,8 +112,8 @@ class Leaderboard:
 
     table: Table
     rows: tuple[Mapping[str, Value], ...]
-    counted: tuple[int, ...]
     missing: tuple[Mapping[str, Value], ...]
+    absent: tuple[tuple[str, ...], ...]
     entries: tuple[Entry, ...]
     aggregates: Aggregates | None
 
@@ -124,29 +124,27 @@ class Leaderboard:
         return next(entry for entry in self.entries if entry.column == first)
 
     @property
-    def uncounted(self) -> list[int]:
-        """The numbers of the rows that do not count."""
-        return [at for at in range(len(self.rows)) if at not in self.counted]
+    def counted(self) -> list[int]:
+        """The numbers of the rows that count in ranks, means and differences.
 
-    def without_cell(self, at: int) -> list[Entry]:
-        """Return the methods of which the table has no cell in row number `at`."""
-        return [
-            entry
-            for entry in self.entries
-            if not fits(self.table.columns[entry.column].where, self.rows[at], entry.column)
-        ]
+        The table has a cell of every method in them.
+        """
+        return [at for at in range(len(self.rows)) if not self.absent[at]]
+
+    @property
+    def missing_counted(self) -> list[Mapping[str, Value]]:
+        """Conditions of the `missing` rows that will count."""
+        absent = self.absent[len(self.rows) :]
+        return [row for row, labels in zip(self.missing, absent, strict=True) if not labels]
 
     def rows_with(self, name: str) -> list[int]:
-        """Return the rows that count and in which a method has a field of `RowResult`.
+        """Return the numbers of the rows in which a method has a field of `RowResult`.
 
         Rounds, for example, may be timed in one of the rows only.
-
-        Returns:
-            Numbers of rows.
         """
         return [
             at
-            for at in self.counted
+            for at in range(len(self.rows))
             if any(
                 row is not None and getattr(row, name) is not None
                 for row in (entry.rows[at] for entry in self.entries)
@@ -154,13 +152,13 @@ class Leaderboard:
         ]
 
     def mean_over_rows(self, entry: Entry, name: str) -> float | None:
-        """Return a method's mean over the `rows_with` a field of `RowResult`.
+        """Return a method's mean over the counted rows that are `rows_with` a field.
 
         Returns:
             The mean. None if the method lacks the field in one of these rows, or if
             there are no such rows.
         """
-        rows = [entry.rows[at] for at in self.rows_with(name)]
+        rows = [entry.rows[at] for at in self.rows_with(name) if at in self.counted]
         return _mean(None if row is None else getattr(row, name) for row in rows)
 
 
@@ -187,11 +185,12 @@ def leaderboard(
     complete = Counter(
         place for own in runs.values() for place, found in own.items() if _is_complete(found)
     )
+    planned = Counter(place for own in runs.values() for place in own)
     # The first methods of a new row must not cost all others their rank.
-    places = {at: conditions for at, conditions in every.items() if 2 * complete[at] > len(runs)}
-    missing = tuple(conditions for at, conditions in every.items() if at not in places)
+    places = {at: conditions for at, conditions in every.items() if 2 * complete[at] > planned[at]}
+    missing = {at: conditions for at, conditions in every.items() if at not in places}
     # A method that cannot run in a row must not lose its rank.
-    counted = [at for at in places if all(at in own for own in runs.values())]
+    counted = [at for at in places if planned[at] == len(runs)]
 
     scores: dict[str, list[dict[Seeds, float]]] = {
         column: [
@@ -225,8 +224,18 @@ def leaderboard(
         for column, own in runs.items()
     ]
     entries.sort(key=lambda entry: entry.aggregate.rank if entry.aggregate else math.inf)
-    numbers = tuple(number for number, at in enumerate(places) if at in counted)
-    return Leaderboard(table, tuple(places.values()), numbers, missing, tuple(entries), aggregates)
+    absent = tuple(
+        tuple(table.columns[column].label for column, own in runs.items() if at not in own)
+        for at in (*places, *missing)
+    )
+    return Leaderboard(
+        table,
+        tuple(places.values()),
+        tuple(missing.values()),
+        absent,
+        tuple(entries),
+        aggregates,
+    )
 
 
 def _differences(
@@ -317,7 +326,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 # Columns of the CSV file that name a result.
-_NAMES = ("leaderboard", "row", "method", "label")
+_NAMES = ("leaderboard", "row", "counts", "method", "label")
 # Columns with the fields of `RowResult`.
 _ROW = tuple(field.name for field in fields(RowResult))
 # Columns with the results of a method over the rows that count.
@@ -338,7 +347,7 @@ def to_csv(leaderboards: Iterable[Leaderboard]) -> str:
     """Return leaderboards as CSV, one line per method and row.
 
     Numbers have full precision. The last columns, from ``rank`` on, are over the rows
-    that count. They are equal in all lines of a method.
+    that count (``counts`` is 1). They are equal in all lines of a method.
     """
     lines = []
     for board in leaderboards:
@@ -353,9 +362,10 @@ def to_csv(leaderboards: Iterable[Leaderboard]) -> str:
                 overall += [None] * 4
             else:
                 overall += [gap.difference, *(gap.interval or (None, None)), gap.p]
-            for conditions, row in zip(board.rows, entry.rows, strict=True):
+            for at, (conditions, row) in enumerate(zip(board.rows, entry.rows, strict=True)):
                 results = [None if row is None else getattr(row, name) for name in _ROW]
-                names = [board.table.name, row_text(conditions), entry.column, entry.label]
+                counts = int(at in board.counted)
+                names = [board.table.name, row_text(conditions), counts, entry.column, entry.label]
                 lines.append([*names, *results, *overall])
     return csv_text([*_NAMES, *_ROW, *_OVERALL], lines)
 

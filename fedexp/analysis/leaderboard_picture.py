@@ -14,9 +14,9 @@ from fedexp.tracking.terminal import size_text
 
 _WIDTH, _HEIGHT = 7.4, 3.6
 _NOTE = (
-    "Points are means over the rows. Costs are means over the rows in which they are known. Named "
-    "methods are not beaten: every other method has a higher cost or a worse mean. The other "
-    "methods are grey points."
+    "Points are means over the rows that count in ranks. Costs are means over those of these rows "
+    "in which they are known. Named methods are not beaten: every other method has a higher cost "
+    "or a worse mean. The other methods are grey points."
 )
 
 # A point of the picture: cost, mean over the rows, label.

@@ -189,16 +189,17 @@ def finding(board: Leaderboard, with_numbers: bool = True) -> str:
     """
     ranked = [entry for entry in board.entries if entry.aggregate is not None]
     if len(ranked) < 2:
-        return "Fewer than two methods have results in all rows."
+        return "Fewer than two methods have results in all rows that count."
 
     best, reference = ranked[0], board.reference
-    seeds = max((row.n for entry in ranked for row in entry.rows if row), default=0)
+    seeds = max(row.n for entry in ranked for at in board.counted if (row := entry.rows[at]))
     rows = [board.rows[at] for at in board.counted]
-    settings = texts.count(len(rows) + len(board.missing), "setting")
-    if board.missing:
+    missing_rows = board.missing_counted
+    settings = texts.count(len(rows) + len(missing_rows), "setting")
+    if missing_rows:
         # The shorter list is named
-        if len(board.missing) < len(rows):
-            named = f"all except {', '.join(map(row_text, board.missing))}"
+        if len(missing_rows) < len(rows):
+            named = f"all except {', '.join(map(row_text, missing_rows))}"
         else:
             named = ", ".join(map(row_text, rows))
         settings = f"{len(rows)} of {settings} ({named})"
@@ -226,7 +227,7 @@ def finding(board: Leaderboard, with_numbers: bool = True) -> str:
     same = ""
     if equal:
         verb = "method does" if len(equal) == 1 else "methods do"
-        same = f"{len(equal)} {verb} not differ from {reference.label} in any run."
+        same = f"{len(equal)} {verb} not differ from {reference.label} in any of these runs."
     if not compared:
         return " ".join(filter(None, [*parts, same, missing]))
     above, below, undecided = (
@@ -379,7 +380,7 @@ def best_values(tuning: Tuning, column: str) -> str:
 def edge_note(board: Leaderboard, tunings: Sequence[Tuning]) -> str:
     """Return how many methods have a best value at the edge of its range.
 
-    Tunings for rows that do not count yet are left out.
+    Tunings for rows that are not shown yet are left out.
     """
     at_edge = {
         column

@@ -171,7 +171,8 @@ def test_rows_without_most_of_the_methods_do_not_count(done: list[str]) -> None:
     assert finding(board).startswith(
         "3 methods were compared in 1 of 2 settings (alpha=0.1) with 3 seeds"
     )
-    assert finding(replace(made(VALUES), missing=({"alpha": 5},))).startswith(
+    more = replace(made(VALUES), missing=({"alpha": 5}, {"alpha": 9}))
+    assert finding(replace(more, absent=((), (), (), ("Mixed",)))).startswith(
         "3 methods were compared in 2 of 3 settings (all except alpha=5) with 3 seeds"
     )
     shown = Shown(board.table, board, [], {}, None, "command")
@@ -187,7 +188,7 @@ def test_without_any_run_no_method_has_a_rank() -> None:
     assert board.mean_over_rows(board.reference, "mean") is None
     shown = Shown(board.table, board, [], {}, None, "command")
     _, page = leaderboards.pages([shown], with_methods=False)
-    assert "Fewer than two methods have results in all rows." in page.text
+    assert "Fewer than two methods have results in all rows that count." in page.text
 
 
 def test_interval_over_one_row_is_that_of_the_row() -> None:
@@ -256,15 +257,15 @@ def test_finding_names_equal_methods_and_those_with_missing_runs() -> None:
         text = finding(made(values, **numbers))
     assert text.endswith(
         "For 1 method, the difference is undecided. 1 method does not differ from Fedavg in any "
-        "run. Not counted, because runs are missing: Lacking."
+        "of these runs. Not counted, because runs are missing: Lacking."
     )
 
 
 def test_row_in_which_a_method_cannot_run_is_shown_but_does_not_count() -> None:
     board = made(VALUES, where={"mixed": {"alpha": 0.1}})
-    assert (board.counted, board.uncounted) == ((0,), [1])
+    assert board.counted == [0] and board.rows == ROWS
     entries = {entry.column: entry for entry in board.entries}
-    assert [entry.label for entry in board.without_cell(1)] == ["Mixed"]
+    assert board.absent == ((), ("Mixed",))
     for column, (first, second) in VALUES.items():
         entry = entries[column]
         assert entry.aggregate is not None
@@ -282,12 +283,30 @@ def test_row_in_which_a_method_cannot_run_is_shown_but_does_not_count() -> None:
     shown = Shown(board.table, board, [], {}, picture(board), "command")
     text = leaderboards.pages([shown], with_methods=False)[1].text
     assert "3 methods were compared in 1 setting with 3 seeds each. Better is the best" in text
+    assert text.count("worst tenth of the clients") == 2
+
+    lines = csv.DictReader(io.StringIO(to_csv([board])))
+    assert {(line["row"], line["counts"]) for line in lines} == {
+        ("alpha=0.1", "1"),
+        ("alpha=0.5", "0"),
+    }
     assert "<code>alpha=0.5</code> does not count" in text
     assert "because Mixed cannot run there" in text
     assert (
         "cannot run there"
         not in leaderboards.pages([replace(shown, board=made(VALUES))], with_methods=False)[1].text
     )
+
+
+def test_row_that_few_methods_can_run_is_shown() -> None:
+    only = {"better": {"alpha": 0.1}, "mixed": {"alpha": 0.1}}
+    board = made(VALUES, where=only)
+    assert board.missing == () and board.absent == ((), ("Better", "Mixed"))
+    # If no row counts, there are no ranks, and the rows have all their columns
+    nowhere = made(VALUES, where={"better": {"alpha": 0.1}, "mixed": {"alpha": 0.5}})
+    assert nowhere.counted == [] and nowhere.aggregates is None
+    assert nowhere.rows_with("worst_tenth") == [0, 1]
+    assert finding(nowhere) == "Fewer than two methods have results in all rows that count."
 
 
 def test_front_has_the_points_that_no_other_beats() -> None:
