@@ -13,7 +13,7 @@ import yaml
 
 from fedexp.config.comments import Key, first_sentence, header, keys_of
 from fedexp.config.groups import groups
-from fedexp.core.errors import ConfigError, suggest
+from fedexp.core.errors import ConfigError, nearest, suggest
 from fedexp.storage.yaml_files import defaults_of, read_yaml
 
 _TEXT = """fedexp - federated aggregation methods, compared
@@ -55,7 +55,7 @@ def topic_text(topic: str, *folders: Path) -> str:
     The help on a group lists its options, each with the first sentence of its comment.
     The help on an option (``GROUP=OPTION``) contains the comment and the keys of the
     option's file. The help on a key is the part of ``config.yaml`` that sets the key.
-    The help on a key of a group (``GROUP.KEY``) lists the options that have the key.
+    The help on a key of a group (``GROUP.KEY``) lists the options whose files set it.
 
     Raises:
         ConfigError: There is no such group, option or key.
@@ -117,11 +117,10 @@ def _option_text(group: str, option: str, folders: tuple[Path, ...]) -> str:
         for how, chosen, name in defaults_of(read_yaml(path))
         if how == "override"
     ]
-    own = [key for key in keys_of(path) if key.default is not None and key.top != "defaults"]
     # A preset sets keys by their full names. In other files, keys are relative to the
     # group.
-    prefix = "" if "# @package _global_" in path.read_text() else f"{group}."
-    shown = {f"{prefix}{key.name}": key for key in own}
+    prefix = "" if _is_preset(path) else f"{group}."
+    shown = {f"{prefix}{key.name}": key for key in _own_keys(path)}
     for chosen, part in parts:
         for key in keys_of(part):
             if key.default is not None:
@@ -137,7 +136,7 @@ def _option_text(group: str, option: str, folders: tuple[Path, ...]) -> str:
 
 
 def _group_key_text(group: str, name: str, options: list[str], folders: tuple[Path, ...]) -> str:
-    """Return the value and the comment of a group's key in each option that has it.
+    """Return a group's key with value and comment, by the options whose files set it.
 
     If the key contains other keys, these are listed instead.
     """
@@ -146,28 +145,39 @@ def _group_key_text(group: str, name: str, options: list[str], folders: tuple[Pa
     for option in options:
         path = _path(group, option, folders)
         # A run refuses a damaged file. Keys of a preset are not keys of its group.
-        if not _is_mapping(path) or "# @package _global_" in path.read_text():
+        if not _is_mapping(path) or _is_preset(path):
             continue
-        keys = [
-            key
-            for key in keys_of(path)
-            if key.default is not None
-            and key.top != "defaults"
-            and not key.name.endswith("_target_")
-        ]
-        names.update(key.name for key in keys)
-        if found := [key for key in keys if f"{key.name}.".startswith(f"{name}.")]:
+        keys = {f"{group}.{key.name}": key for key in _own_keys(path)}
+        names.update(keys)
+        found = {key: keys[key] for key in keys if f"{key}.".startswith(f"{group}.{name}.")}
+        if found:
             lines.append(f"{group}={option}")
-            lines += [_key_line(f"{group}.{key.name}", key) for key in found]
+            lines += [_key_line(key, value) for key, value in found.items()]
 
     if not lines:
+        near = nearest(f"{group}.{name}", sorted(names))
         raise ConfigError(
             f"no option of {group} has the key '{name}'",
             where="--help",
-            do=suggest(name, names) if names else f"fedexp --help {group}",
+            do=f"did you mean '{near}'?"
+            if near
+            else f"fedexp --help {group}=OPTION lists the keys of an option",
         )
     about = f"{group}.{name} (fedexp --help {group}=OPTION lists all keys of an option)"
     return "\n".join([about, *lines, ""])
+
+
+def _own_keys(path: Path) -> list[Key]:
+    """Return the keys that a file sets, without ``defaults`` and ``_target_``."""
+    return [
+        key
+        for key in keys_of(path)
+        if key.default is not None and key.top != "defaults" and not key.name.endswith("_target_")
+    ]
+
+
+def _is_preset(path: Path) -> bool:
+    return "# @package _global_" in path.read_text()
 
 
 def _is_mapping(path: Path) -> bool:

@@ -840,7 +840,7 @@ def test_help_of_a_key_of_a_group_has_it_in_each_option(capsys) -> None:
     assert run_command(["--help", "aggregator.student"]) == 0
     assert "\n  aggregator.student.momentum: 0.9" in capsys.readouterr().out
     assert run_command(["--help", "trainer.alpah"]) == 2
-    assert "did you mean 'alpha'?" in capsys.readouterr().err
+    assert "did you mean 'trainer.alpha'?" in capsys.readouterr().err
     assert run_command(["--help", "method.rounds"]) == 2
     assert "no option of method has the key 'rounds'" in capsys.readouterr().err
 
