@@ -74,7 +74,7 @@ def run_command(arguments: list[str]) -> int:
 
     Returns:
         The exit code. It is 2 for errors of the user, which are printed without a
-        traceback.
+        traceback, and 1 if the output cannot be written.
     """
     return run_guarded(lambda: parser().run(arguments), needs_output=True)
 

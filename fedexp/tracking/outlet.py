@@ -3,7 +3,8 @@
 Writing to a stream fails if the program that reads it has ended (``| head``), or if the
 stream is closed from the start (``>&-``). The results of a run are files, so they do
 not need the output. The run therefore goes on silently, and its exit code does not
-change. Commands whose result is their output call `require_output`.
+change. The result of `fedexp-runs` and `fedexp-data` is their output, so they call
+`require_output`.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ def lasting_output() -> _WrappedStreams:
 def require_output() -> None:
     """Check, within `lasting_output`, that the standard output was written.
 
-    A reader that has ended and a closed stream are not errors.
+    A reader that has ended is not an error, and neither is a closed stream.
 
     Raises:
         OSError: It was not, for example because the disk is full.
     """
     sys.stdout.flush()
     error = getattr(sys.stdout, "error", None)
-    if isinstance(error, OSError) and error.errno not in (errno.EPIPE, errno.EBADF):
-        raise error
+    if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):
+        raise OSError(error.errno, os.strerror(error.errno), "standard output") from error
 
 
 class _WrappedStreams(contextlib.ContextDecorator):
