@@ -81,7 +81,7 @@ def check_needs(
     for group, plugin in plugins.items():
         for demand in plugin.needs.demands:
             _check_demand(names[group], demand, config, {**plugins, "task": task})
-        _check_data(names[group], plugin.needs, config, proxy)
+        _check_data(group, names[group], plugin.needs, config, proxy)
         _check_samples(names[group], plugin.needs, dataset, images)
         _check_specs(names[group], plugin.needs, config, specs)
 
@@ -136,7 +136,7 @@ def check_needs(
                 )
 
 
-def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
+def _check_data(group: str, name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
     if (needs.proxy or needs.proxy_labels) and proxy.source == "none":
         raise ConfigError(
             f"{name} needs server data and none is configured",
@@ -172,7 +172,7 @@ def _check_data(name: str, needs: Needs, config: Config, proxy: Proxy) -> None:
         )
 
     if needs.local_steps and config.client_models.path is not None:
-        other = "trainer=sgd" if name.startswith("trainer ") else "aggregator=mean"
+        other = "trainer=sgd" if group == "trainer" else "aggregator=mean"
         raise ConfigError(
             f"{name} uses the clients' numbers of local steps, which stored models do not have",
             where="client_models.path",

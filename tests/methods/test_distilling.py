@@ -374,11 +374,13 @@ def test_batch_norms_statistics_come_from_the_proxy_and_one_sample_has_none(meth
 
 @pytest.mark.parametrize("method", ["feddf", "fedbe", "fedlaw"])
 def test_batches_of_one_proxy_sample_are_refused_with_batch_norm(method: str) -> None:
-    """Such batches are left out, so the server would train nothing without a word."""
+    """Such batches are left out, so the server would train nothing, without a message."""
     world = world_of(method, model=NORMED, batch_size=1)
     with pytest.raises(ConfigError, match="only one") as error:
         world.aggregator.init(world.env)
     assert "aggregator.batch_size" in str(error.value)
+    untrained = world_of(method, model=NORMED, batch_size=1, epochs=0)
+    untrained.aggregator.init(untrained.env)
     plain = world_of(method, batch_size=1, epochs=1)
     _, logged = round_of(plain, models_near(plain.env.initial_weights(), 2))
     assert "server/loss" in logged[-1]

@@ -192,7 +192,7 @@ class ServerTrained(Mean):
             )
 
         # `_parts` leaves out batches of one sample, so nothing would be trained
-        if has_batch_norm and self.batch_size == 1:
+        if has_batch_norm and self.batch_size == 1 and self.total(env):
             raise ConfigError(
                 "BatchNorm needs more than one sample, "
                 "and every batch of proxy data would have only one",

@@ -16,8 +16,9 @@ Update:
     - ``sum_k a_k(y) CE(head_k(z), y)``, averaged over the batch. CE is the
       cross-entropy. head_k is the head of client k's model, which maps features to
       logits. a_k(y) is the share of client k in the cohort's samples of class y, with
-      one added to each count. The code has these weights. The paper uses the
-      cross-entropy of the mean of the clients' logits instead.
+      one added to each count. The authors' code has the same weights, but applies them
+      differently (see below). The paper uses the cross-entropy of the mean of the
+      clients' logits instead.
     - ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. The mean is over
       all pairs of samples i and j of the batch. msd is the mean squared difference, and
       mad is the mean absolute difference.
@@ -129,7 +130,7 @@ class FedGen(Mean):
         diversity: Weight of the loss's second term, which makes features diverse
             (eta_div in the paper).
         ensemble: First term of the loss. ``losses``: the clients' cross-entropies,
-            weighted by the clients' shares of the class's samples, from the code.
+            weighted by the clients' shares of the class's samples.
             ``logits``: the cross-entropy of the clients' mean logits, as in the paper.
     """
 

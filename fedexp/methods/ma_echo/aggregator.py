@@ -117,7 +117,7 @@ class MAEcho(MaskableFusion):
             f"probe_batch_size must be at least 1, got {self.probe_batch_size}",
         )
         require(
-            self.rank is None or min(self.rank, default=1) >= 1,
+            all(number >= 1 for number in self.rank or ()),
             f"rank must contain positive numbers, got {list(self.rank or ())}",
         )
         require(
