@@ -189,8 +189,12 @@ def leaderboard(
     # The first methods of a new row must not cost all others their rank.
     places = {at: conditions for at, conditions in every.items() if 2 * complete[at] > planned[at]}
     missing = {at: conditions for at, conditions in every.items() if at not in places}
+    absent = {
+        at: tuple(table.columns[column].label for column, own in runs.items() if at not in own)
+        for at in (*places, *missing)
+    }
     # A method that cannot run in a row must not lose its rank.
-    counted = [at for at in places if planned[at] == len(runs)]
+    counted = [at for at in places if not absent[at]]
 
     scores: dict[str, list[dict[Seeds, float]]] = {
         column: [
@@ -224,15 +228,11 @@ def leaderboard(
         for column, own in runs.items()
     ]
     entries.sort(key=lambda entry: entry.aggregate.rank if entry.aggregate else math.inf)
-    absent = tuple(
-        tuple(table.columns[column].label for column, own in runs.items() if at not in own)
-        for at in (*places, *missing)
-    )
     return Leaderboard(
         table,
         tuple(places.values()),
         tuple(missing.values()),
-        absent,
+        tuple(absent.values()),
         tuple(entries),
         aggregates,
     )

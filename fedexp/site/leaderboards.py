@@ -378,15 +378,16 @@ def best_values(tuning: Tuning, column: str) -> str:
 
 
 def edge_note(board: Leaderboard, tunings: Sequence[Tuning]) -> str:
-    """Return how many methods have a best value at the edge of its range.
+    """Return how many ranked methods have a best value at the edge of its range.
 
     Tunings for rows that are not shown yet are left out.
     """
+    ranked = {entry.column for entry in board.entries if entry.aggregate is not None}
     at_edge = {
         column
         for tuning in tunings
         if any(fits(tuning.where, row, "") for row in board.rows)
-        for column in tuning.results
+        for column in ranked & tuning.results.keys()
         if any(space.edge(value) for space, value in tried_ranges(tuning, column))
     }
     if not at_edge:

@@ -356,6 +356,8 @@ def test_seconds_are_those_of_the_rows_that_were_timed() -> None:
 def test_best_values_are_marked_at_the_edge_of_what_was_tried() -> None:
     tuning = replace(load_tuning("many_rounds_dirichlet"), where={"alpha": 0.1})
     board = made(VALUES)
+    fedprox = replace(board.entries[0], column="fedprox")
+    board = replace(board, entries=(fedprox, *board.entries[1:]))
 
     def measured(*sweeps: Swept) -> Tuning:
         points = tuple(Sweep(swept.over, swept.points) for swept in sweeps)
@@ -372,6 +374,8 @@ def test_best_values_are_marked_at_the_edge_of_what_was_tried() -> None:
     assert best_values(tuning, "no column") == "not chosen yet"
     assert edge_note(board, [outside]).startswith("1 method has a")
     assert edge_note(board, [replace(outside, where={"alpha": 5})]) == ""
+    unranked = replace(board, entries=(replace(fedprox, aggregate=None), *board.entries[1:]))
+    assert edge_note(unranked, [outside]) == ""
 
     lr = Swept("local.lr", (0.1, 0.2, 0.3), (0.3, 0.5, 0.4), 0.2)
     inside = measured(lr, Swept("trainer.mu", (0.05, 0.2), (0.4, 0.3), None))
