@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from fedexp.tables.settings import warning_of_settings
 from fedexp.tables.sweeps import tried_ranges
 from fedexp.tables.verdicts import LEVEL
 from fedexp.tracking.terminal import size_text
+from fedexp.tuning.space import Choice
 from fedexp.tuning.tuned_files import Sweep, Swept, Tuning, load_tuning
 
 # Folder of the records of runs that were made for their times only. It is beside the
@@ -68,6 +69,14 @@ class Shown:
     def page(self) -> str:
         """Name of the page without folder and suffix."""
         return self.table.name.rpartition("/")[2]
+
+    @cached_property
+    def ranges(self) -> list[dict[str, list[tuple[Choice, str]]]]:
+        """Tried ranges and best values of each column, one dictionary per tuning."""
+        return [
+            {column: tried_ranges(tuning, column) for column in tuning.results}
+            for tuning in self.tunings
+        ]
 
 
 def read(folder: Path) -> list[Shown]:
@@ -366,29 +375,35 @@ def _tried(sweep: Sweep | Swept) -> list[str]:
     ]
 
 
-def best_values(tuning: Tuning, column: str) -> str:
-    """Return the best values of a column, and mark those at the edge of a range."""
-    if column not in tuning.results:
+def best_values(ranges: Sequence[tuple[Choice, str]] | None) -> str:
+    """Return the best values of a column, and mark those at the edge of a range.
+
+    Args:
+        ranges: Range and best value of each key. None: nothing was chosen yet.
+    """
+    if ranges is None:
         return "not chosen yet"
     values = []
-    for space, value in tried_ranges(tuning, column):
+    for space, value in ranges:
         edge = space.edge(value)
         values.append(f"{space.key}={value}" + (f" ({edge} edge)" if edge else ""))
     return ", ".join(values)
 
 
-def edge_note(board: Leaderboard, tunings: Sequence[Tuning]) -> str:
+def edge_note(one: Shown) -> str:
     """Return how many ranked methods have a best value at the edge of its range.
 
     Tunings for rows that are not shown yet are left out.
     """
-    ranked = {entry.column for entry in board.entries if entry.aggregate is not None}
+    if one.board is None:
+        return ""
+    ranked = {entry.column for entry in one.board.entries if entry.aggregate is not None}
     at_edge = {
         column
-        for tuning in tunings
-        if any(fits(tuning.where, row, "") for row in board.rows)
-        for column in ranked & tuning.results.keys()
-        if any(space.edge(value) for space, value in tried_ranges(tuning, column))
+        for tuning, ranges in zip(one.tunings, one.ranges, strict=True)
+        if any(fits(tuning.where, row, "") for row in one.board.rows)
+        for column in ranked & ranges.keys()
+        if any(space.edge(value) for space, value in ranges[column])
     }
     if not at_edge:
         return ""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError, suggest
@@ -117,9 +117,12 @@ def tried_ranges(
         method: Column of the table.
         extra: Overrides that are appended to every run.
     """
-    job, *_ = sweep_overrides(tuning, method, (), extra)
-    config = dict(dotted_items(compose(list(job)).values))
     results = tuning.results[method]
+    config: dict[str, Any] = {}
+    # Composing takes long, so it is left out if no value of the config is needed.
+    if any(swept.over != results[0].over or swept.chosen is None for swept in results):
+        job, *_ = sweep_overrides(tuning, method, (), extra)
+        config = dict(dotted_items(compose(list(job)).values))
 
     ranges = []
     for key in dict.fromkeys(swept.over for swept in results):

@@ -358,6 +358,7 @@ def test_best_values_are_marked_at_the_edge_of_what_was_tried() -> None:
     board = made(VALUES)
     fedprox = replace(board.entries[0], column="fedprox")
     board = replace(board, entries=(fedprox, *board.entries[1:]))
+    shown = Shown(board.table, board, [], {}, None, "command")
 
     def measured(*sweeps: Swept) -> Tuning:
         points = tuple(Sweep(swept.over, swept.points) for swept in sweeps)
@@ -366,21 +367,22 @@ def test_best_values_are_marked_at_the_edge_of_what_was_tried() -> None:
     lr = Swept("local.lr", (0.1, 0.3), (0.5, None), 0.1)
     # FedProx has mu = 0.1, which is better than both points and below them.
     outside = measured(lr, Swept("trainer.mu", (1, 2), (0.4, 0.3), None))
-    shown = "local.lr: 0.1 (0.5000), 0.3 (failed); trainer.mu: 1 (0.4000), 2 (0.3000)"
-    assert tried(outside, "fedprox") == shown
-    assert (
-        best_values(outside, "fedprox") == "local.lr=0.1 (lower edge), trainer.mu=0.1 (lower edge)"
-    )
-    assert best_values(tuning, "no column") == "not chosen yet"
-    assert edge_note(board, [outside]).startswith("1 method has a")
-    assert edge_note(board, [replace(outside, where={"alpha": 5})]) == ""
+    points = "local.lr: 0.1 (0.5000), 0.3 (failed); trainer.mu: 1 (0.4000), 2 (0.3000)"
+    assert tried(outside, "fedprox") == points
+    one = replace(shown, tunings=[outside])
+    best = "local.lr=0.1 (lower edge), trainer.mu=0.1 (lower edge)"
+    assert best_values(one.ranges[0]["fedprox"]) == best
+    assert best_values(None) == "not chosen yet"
+    assert edge_note(one).startswith("1 method has a")
+    assert edge_note(replace(shown, tunings=[replace(outside, where={"alpha": 5})])) == ""
     unranked = replace(board, entries=(replace(fedprox, aggregate=None), *board.entries[1:]))
-    assert edge_note(unranked, [outside]) == ""
+    assert edge_note(replace(one, board=unranked)) == ""
 
     lr = Swept("local.lr", (0.1, 0.2, 0.3), (0.3, 0.5, 0.4), 0.2)
     inside = measured(lr, Swept("trainer.mu", (0.05, 0.2), (0.4, 0.3), None))
-    assert best_values(inside, "fedprox") == "local.lr=0.2, trainer.mu=0.1"
-    assert edge_note(board, [inside]) == ""
+    one = replace(shown, tunings=[inside])
+    assert best_values(one.ranges[0]["fedprox"]) == "local.lr=0.2, trainer.mu=0.1"
+    assert edge_note(one) == ""
     untuned = replace(inside, results={})
     assert tried(untuned, "fedprox") == "local.lr: 0.1, 0.2, 0.3; trainer.mu: 0.05, 0.2"
 
