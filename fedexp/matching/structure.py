@@ -183,7 +183,8 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     - between them, any operations that treat units one by one (activations, pools,
       flattening, sums as in ResNets, products),
     - BatchNorm and InstanceNorm,
-    - GroupNorm and LayerNorm, if they normalise over all units.
+    - GroupNorm with one group, or with one group per channel,
+    - LayerNorm over all units.
 
     Raises:
         ConfigError: The network has no such structure.
