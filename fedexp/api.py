@@ -55,7 +55,8 @@ class Run:
         """One of done, running, failed, interrupted, stale, damaged and unknown.
 
         ``stale`` means that the run is marked as running, but no process works on it.
-        ``unknown`` means that the run is marked as done, but its result is absent.
+        ``unknown`` means that there is no result, and that the stored status is done or
+        absent.
         """
         return StoredRun(self.folder).status
 

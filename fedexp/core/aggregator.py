@@ -48,13 +48,15 @@ class Aggregator(ABC):
 
     @property
     def needs(self) -> Needs:
+        """The requirements of this aggregator, checked before anything runs."""
         return Needs()
 
     @property
     def averages_updates(self) -> bool:
         """Whether the method averages client updates.
 
-        If not, the server's part of the trainer has no effect.
+        If not, a trainer that overrides `Trainer.init_shared` is refused, because the
+        server would not update the trainer's tensors.
         """
         return False
 

@@ -33,7 +33,7 @@ shape (n, height, width). A mask is 1 on the object and 0 elsewhere.
 class Noise(Protocol):
     """A function that returns uniform random numbers in [0, 1) of a given shape.
 
-    The numbers depend on the client, the step and `name`.
+    The numbers depend on the client, the round, the step and `name`.
     """
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor: ...

@@ -27,7 +27,7 @@ _CHANNELS_LAST_ON = ("cuda",)
 # another device, it must fit into a small part of the memory.
 _CHUNK_BYTES_ON_CPU = 1 << 22
 _CHUNK_BYTES = 1 << 28
-# Types of devices on which fedexp trains
+# Kinds of devices on which fedexp trains
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -231,8 +231,8 @@ def prefers_channels_last(device: str) -> bool:
 
 
 def may_gain_by_stacks(device: torch.device) -> bool:
-    """Return whether it may be faster to train several models as one stacked model.
+    """Return whether several teachers may run faster as one stacked network.
 
-    On a CPU it is not faster.
+    `fedexp.distillation.stacking` explains why they do not on a CPU.
     """
     return device.type != "cpu"

@@ -48,7 +48,8 @@ class Needs:
             allowed.
         validation: The config must hold out a part of the clients' data for validation.
             An aggregator gets these samples as ``env.validation``.
-        plain_mean: The aggregator's direction must be the mean of the clients' updates.
+        plain_mean: The server optimizer must receive the weighted mean of the clients'
+            updates (`Aggregator.is_plain_mean`).
         update_norms: ``RoundStats.squared_norms`` must be computed.
         same_architecture: All clients and the server must have the same architecture.
             Methods that average or match models need it.

@@ -22,7 +22,8 @@ class Numerics:
         threads: Number of threads of each process that trains or aggregates.
         device: Device that the run computes on.
         dtype: Name of the floating-point type.
-        precision: Precision of matrix products and convolutions in local training.
+        precision: Precision of matrix products and convolutions. ``bf16`` applies only
+            to local training, ``tf32`` to the whole run.
         deterministic: Whether torch refuses operations that are not bit-reproducible.
         cudnn_benchmark: Whether cuDNN chooses the algorithms of convolutions by timing.
     """

@@ -28,6 +28,7 @@ class ServerOptimizer(ABC):
 
     @property
     def needs(self) -> Needs:
+        """The requirements of this optimizer, checked before anything runs."""
         return Needs()
 
     @property
@@ -43,6 +44,9 @@ class ServerOptimizer(ABC):
         """Return the optimizer's state before round 0.
 
         A state consists of nested dict, list, scalar, None, Tensor and Weights.
+
+        Args:
+            weights: The server's initial model.
         """
         return {}
 
@@ -66,5 +70,9 @@ class ServerOptimizer(ABC):
         """Return the parameters that are evaluated and reported after a round.
 
         Training continues from `params`, not from the returned parameters.
+
+        Args:
+            state: State of the optimizer after the step.
+            params: The server's parameters after the step.
         """
         return params

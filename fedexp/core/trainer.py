@@ -48,9 +48,7 @@ def elementwise(hook: Hook) -> Hook:
 def gradient(loss: Tensor, params: Tree) -> Tree:
     """Compute the gradient of a scalar loss.
 
-    If the loss does not depend on a parameter, its gradient is zero. The autograd
-    engine is called directly, because the argument checks of ``torch.autograd.grad``
-    take a tenth of a training step of a small model.
+    If the loss does not depend on a parameter, its gradient is zero.
 
     Args:
         loss: Scalar tensor, the mean over the batch.
@@ -58,7 +56,6 @@ def gradient(loss: Tensor, params: Tree) -> Tree:
 
     Returns:
         One gradient per parameter, under the same names.
-
     """
     grads = run_backward(loss, tuple(params.values()))
     return {
