@@ -32,11 +32,13 @@ Differences from the paper:
 
 Differences from the authors' code:
     The code's default settings differ from those in the commands that its authors give
-    for the paper. There are presets for both. The code's option ``avg_losses`` averages
-    the divergences from the single teachers. Here ``average=probs`` has the same
-    gradient, because the loss is linear in the target up to a constant. Two options
-    that are off by default in the code are left out: weighting teachers by validation
-    accuracy, and leaving out teachers whose accuracy is below chance.
+    for the paper. The preset ``feddf_paper`` has the values of the commands, and
+    ``feddf`` those of the re-implementation in FedLAW's code. The option ``avg_losses``
+    of FedDF's code averages the divergences from the single teachers. Here
+    ``average=probs`` has the same gradient, because the loss is linear in the target up
+    to a constant. Two options that are off by default in the code are left out:
+    weighting teachers by validation accuracy, and leaving out teachers whose accuracy
+    is below chance.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class FedDF(Distilling):
     Args:
         student_start: The student's weights at the start of a round: ``fedavg`` (the
             clients' mean) or ``fresh`` (a new initialisation). With ``fresh``,
-            `weights`, a trainer's server half and a server optimizer have no effect.
+            `weights` has no effect. Trainers with a server half
+            (`Trainer.init_shared`) and server optimizers that change the mean are
+            refused.
         average: Whether teachers' ``logits`` or ``probs`` are averaged.
         temperature: Temperature tau, which divides the logits of teachers and student.
             The loss is not multiplied by tau^2.
