@@ -63,7 +63,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True)
 class PlotSpec:
-    """What a picture shows.
+    """The axes, series and panels of a picture.
 
     Args:
         x: Name of a progress axis, or a key of the config with numbers as values.
@@ -115,7 +115,7 @@ class PlotData:
     """The numbers of a picture.
 
     Args:
-        spec: What the picture shows.
+        spec: The axes, series and panels.
         metric: Name of the values, with the rule if they are the headlines.
         panels: Points by series, for each panel. A panel is identified by the values
             of `PlotSpec.rows` and those of `PlotSpec.cols`.
@@ -154,7 +154,7 @@ def plot_data(runs: Sequence[StoredRun], spec: PlotSpec, conditions: Sequence[st
 
     Args:
         runs: Stored runs, the newest first.
-        spec: What the picture shows.
+        spec: The axes, series and panels.
         conditions: Conditions that the runs must meet.
 
     Raises:
@@ -428,7 +428,7 @@ def _missing(runs: Sequence[StoredRun], spec: PlotSpec) -> list[str]:
 
     Args:
         runs: Finished and unfinished runs, the finished ones first.
-        spec: What the picture shows.
+        spec: The axes, series and panels.
     """
     if set(spec.keys) & {*SEEDS}:
         return []

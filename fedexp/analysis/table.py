@@ -37,7 +37,7 @@ Cell = tuple[tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a table shows.
+    """The rows, columns and numbers of a table of stored runs.
 
     Args:
         rows: Keys whose values distinguish the rows.
@@ -60,7 +60,7 @@ class RunsTable:
     """A table of stored runs.
 
     Args:
-        spec: What the table shows.
+        spec: The rows, columns and numbers.
         places: Values of the row keys, one tuple per row.
         columns: Values of the column key.
         cells: Values of each cell by seed. A cell without runs is absent.
@@ -87,7 +87,7 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
 
     Args:
         runs: Stored runs, the newest first.
-        spec: What the table shows.
+        spec: The rows, columns and numbers.
         conditions: Conditions on runs.
 
     Raises:

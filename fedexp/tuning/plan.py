@@ -112,12 +112,12 @@ class SearchPlan:
     """A checked search.
 
     Args:
-        search: What is searched.
+        search: Settings of the study.
         trials: Number of trials of the whole study.
         test_seeds: Seeds of the test runs.
         batch: Number of trials that are launched together, or None if the user gave
             none.
-        held_out: Words about the held-out data.
+        held_out: Description of the held-out data.
         headline: Metric of the test runs.
         name: Readable name of the study.
     """

@@ -92,7 +92,8 @@ class Tuning:
         table: The table.
         cell: The cell on which coefficients are chosen: one value for each condition of
             the table.
-        overrides: Overrides that hold out training samples as validation data.
+        overrides: Overrides of all runs of the sweeps. They may hold out training
+            samples as validation data.
         seeds: Seeds of the runs. The table's own runs use none of them.
         by: Path in ``result.json`` of the number by which a point is chosen. The point
             with the highest mean over the seeds is chosen, and the first one if several
