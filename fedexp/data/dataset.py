@@ -101,6 +101,7 @@ class Dataset(ABC):
     # Whether `read` returns the owner of each training sample, which partition=natural
     # needs
     has_owners: ClassVar[bool] = False
+    # Whether `read` downloads missing files if its argument `download` is true
     can_download: ClassVar[bool] = False
     # If not 0, decoded arrays are cached in <root>/.fedexp. Raise the number when you
     # change what `read` returns for the same files
