@@ -51,7 +51,7 @@ format: $(STAMP) ## format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP) ## seconds a round against a bare PyTorch loop (needs Fashion-MNIST under FEDEXP_DATA or ./data)
+bench: $(STAMP) ## compare seconds per round with a plain PyTorch loop (needs Fashion-MNIST in ./data or FEDEXP_DATA)
 	@$(BIN)/python scripts/bench_rounds.py
 
 site: ## build the site of documentation and results, outputs/site/index.html
