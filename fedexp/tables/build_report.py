@@ -104,7 +104,7 @@ def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[T
 
     Returns:
         The record and the report. Each run in the returned record also has its pooled
-            conditions, which are those that do not identify its row (`placed`).
+        conditions, which are those that do not identify its row (`placed`).
     """
     cells = planned_cells(
         table, record.variant, only=record.only, seeds=record.seeds, extra=record.extra
@@ -292,8 +292,8 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
 
     Returns:
         The selected runs, and a message. The message names the split seeds that were
-            skipped because some of their points have no number. It is empty if no split
-            seed was skipped.
+        skipped because some of their points have no number. It is empty if no split
+        seed was skipped.
     """
     if grid is None:
         return list(runs), ""

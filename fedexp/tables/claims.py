@@ -759,8 +759,8 @@ def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool
 
     Returns:
         The count as text (empty if the paper prints too few numbers), and whether the
-            paper's own numbers contradict the claim. They do if too few rows can fit.
-            A row without printed numbers can fit.
+        paper's own numbers contradict the claim. They do if too few rows can fit. A row
+        without printed numbers can fit.
     """
     known = [fitting for fitting in rows if fitting is not None]
     if not known:
