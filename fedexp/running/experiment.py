@@ -161,8 +161,8 @@ class Experiment:
     def _with_limit_of_pool(self, limit: int | None) -> Experiment:
         """Apply ``limit.train`` if the partition is of a pool with this limit.
 
-        A higher limit is applied as well. It has no effect if the file splits all
-        training samples. Otherwise the file is refused when it is read.
+        A higher limit is applied as well. It has no effect if the partition's file
+        splits all training samples. Otherwise the file is refused when it is read.
         """
         size = None if limit is None else self.partitioner.pool_size()
         if limit is None or size is None:
