@@ -17,6 +17,7 @@ from fedexp.analysis.series import PROGRESS, Labels, PlotData, Point
 from fedexp.tables.plot_styles import read_method_styles
 from fedexp.tables.report import canvas
 from fedexp.tables.report.report import PlotStyle
+from fedexp.tables.seeds import ROUNDING
 
 _X_LABELS = {
     "round": "round",
@@ -225,10 +226,12 @@ def limits(points: Sequence[Point]) -> tuple[float, float]:
     if not values:
         return 0.0, 1.0
     low, high = min(values), max(values)
-    width = (high - low) or max(0.1 * abs(high), 1e-9)
+    # The mean of equal values may differ from them by rounding.
+    rounding = ROUNDING * max(abs(low), abs(high))
+    width = high - low if high - low > rounding else max(0.1 * abs(high), 1e-9)
     lowest = max(min(point.low for point in points), low - _OVERHANG * width)
     highest = min(max(point.high for point in points), high + _OVERHANG * width)
-    margin = 0.05 * (highest - lowest) or 0.05 * width
+    margin = 0.05 * (highest - lowest if highest - lowest > rounding else width)
     return lowest - margin, highest + margin
 
 

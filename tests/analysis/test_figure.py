@@ -96,6 +96,12 @@ def test_bands_of_two_seeds_do_not_hide_the_curves(root: Path) -> None:
     assert (low, high) == pytest.approx((0.49, 0.71))
 
 
+def test_limits_around_equal_values_ignore_rounding() -> None:
+    mean, *interval = mean_interval([0.1, 0.1, 0.1])
+    assert mean != 0.1
+    assert limits([Point(0.0, mean, *interval, (0.1,) * 3)]) == pytest.approx((0.0995, 0.1005))
+
+
 def test_every_method_has_the_same_style_in_all_pictures() -> None:
     known = read_method_styles()
     assert set(known) <= set(PRESETS)
