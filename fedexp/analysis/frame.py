@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedexp.analysis.rounds import round_table
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.selection import dotted_items, text_of
 from fedexp.storage.stored_run import StoredRun
 
@@ -47,7 +47,7 @@ class Runs(pd.DataFrame):  # type: ignore[misc]
 
         Raises:
             ConfigError: The column ``folder`` is absent.
-            StorageError: A file of a run was changed.
+            StorageError: A file of a run was changed, or the folder of a run is gone.
         """
         if "folder" not in self.columns:
             raise ConfigError(
@@ -55,6 +55,10 @@ class Runs(pd.DataFrame):  # type: ignore[misc]
                 do="call curves() before you select columns",
             )
         folders = dict.fromkeys(self["folder"])
+        if gone := [folder for folder in folders if not Path(folder).is_dir()]:
+            raise StorageError(
+                "the folder of a run is gone", where=str(gone[0]), do="call fedexp.runs again"
+            )
         columns, rows = round_table([StoredRun(Path(folder)) for folder in folders])
         return pd.DataFrame(
             [{name: _cell(value) for name, value in row.items()} for row in rows], columns=columns

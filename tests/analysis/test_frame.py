@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import fedexp
 from fedexp.analysis.rounds import round_rows
 from fedexp.commands.runs import run_command
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.selection import Condition
 from fedexp.storage.stored_run import StoredRun
 from tests.analysis.written import ACC, write_run
@@ -48,6 +49,13 @@ def test_runs_without_a_match_have_the_columns_of_others(root: Path) -> None:
     none = fedexp.runs("seed=7", output_root=root)
     assert len(none) == 0 and {"method", "headline", "folder"} <= set(none.columns)
     assert len(none.curves()) == 0
+
+
+def test_curves_of_runs_whose_folder_is_gone_are_refused(root: Path) -> None:
+    found = fedexp.runs("method=fedavg", output_root=root)
+    shutil.rmtree(found["folder"].iloc[1])
+    with pytest.raises(StorageError, match="the folder of a run is gone"):
+        found.curves()
 
 
 def test_runs_whose_config_cannot_be_used_are_named(root: Path) -> None:
