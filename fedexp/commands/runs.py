@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import itertools
 import json
+import math
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -109,7 +110,11 @@ def parser() -> Parser:
         "numbers from large to small, texts from A to Z",
     )
 
-    listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
+    listing.add_argument(
+        "--json",
+        action="store_true",
+        help="machine-readable: one JSON list, with null for NaN and infinity",
+    )
 
     what = "a run folder, or a part of its name that no other run has"
     show = commands.add_parser(
@@ -248,7 +253,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.sort:
         runs = ordered(runs, options.sort)
     if options.json:
-        print(json.dumps([_run_facts(run) for run in runs], indent=2))
+        print(json.dumps([_without_nan(_run_facts(run)) for run in runs], indent=2))
         return 0
 
     if not runs:
@@ -317,6 +322,15 @@ def _run_facts(run: StoredRun) -> dict[str, Any]:
         "bytes": run.size,
         "overrides": run.overrides,
     }
+
+
+def _without_nan(value: Any) -> Any:
+    """Return a JSON value with null in place of NaN and infinity, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -68,6 +68,15 @@ def listed(root: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_json_list_has_null_for_numbers_that_json_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
+) -> None:
+    make(tmp_path, "done", value=value)
+    (row,) = listed(tmp_path, capsys)
+    assert row["headline"] == {"metric": "test/global/acc", "rule": "last", "value": None}
+
+
 def test_list_is_newest_first_and_tells_stale_from_running(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
