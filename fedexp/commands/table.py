@@ -53,12 +53,16 @@ def run_command(arguments: list[str]) -> int:
     Returns:
         The exit code. It is 0 after a success, 1 if a cell failed, and 130 after
         Ctrl-C. With ``--strict``, it is also 1 if the verdict of a number is
-        ``different``, or if a claim of the paper is contradicted. It is 2 for errors of
+        ``different``, or if a claim of the paper is contradicted. For the commands list
+        and report, it is also 1 if the output cannot be written. It is 2 for errors of
         the user, which are printed without a traceback.
     """
     if arguments[:1] == ["tune"]:
         return run_guarded(lambda: _refuse_tune(arguments[1:]))
-    return run_guarded(lambda: parser().run(arguments))
+    # The other commands write files, so they do not need the output.
+    return run_guarded(
+        lambda: parser().run(arguments), needs_output=arguments[:1] in (["list"], ["report"])
+    )
 
 
 def _refuse_tune(arguments: list[str]) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
+from fedexp.commands.table import run_command as table_command
 from fedexp.tracking.outlet import lasting_output
 
 QUICK = ["rounds=1", "clients=2", "model.hidden=[4]", "limit.train=40", "limit.test=20"]
@@ -40,6 +41,15 @@ def test_a_run_goes_on_without_a_reader(
         # process, its stdout is no longer used by then
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.close()
+
+
+def test_list_of_tables_fails_if_the_output_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(OSError), Path("/dev/full").open("w") as out:  # closing it fails, too
+        monkeypatch.setattr(sys, "stdout", out)
+        assert table_command(["list"]) == 1
+    assert "No space left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["full", "pipe", "closed"])
