@@ -7,10 +7,11 @@ from them after the folders of the runs have been deleted.
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from fedexp.core.errors import ConfigError, FedexpError, StorageError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.data.dataset import Dataset
 from fedexp.evaluation.breakdown import is_part
-from fedexp.storage.files import read_json, write_json, write_text
+from fedexp.storage.files import damaged, read_json, write_json, write_text
 from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import rows_of
 from fedexp.tables.cells import Job, PlannedCell, placeholders
@@ -152,6 +153,8 @@ class RunRecord:
         return self.status == "done"
 
 
+# Fields that every runs.csv has, also one of an older version.
+_REQUIRED = ("method", "seed", "split_seed", "value", "status")
 # Types, as text, of the fields that are one column of runs.csv.
 _FIELDS = {f.name: str(f.type) for f in fields(RunRecord) if f.name not in _SPREAD}
 
@@ -603,8 +606,9 @@ def read(table: Table, folder: Path) -> TableRecord:
     Raises:
         ConfigError: The folder has no record, the record of another table, or a record
             whose rows have other keys than the table.
+        StorageError: A file of the record is damaged.
     """
-    about = read_json(folder / ABOUT)
+    about = _read_mapping(folder / ABOUT)
 
     if about is None or not (folder / RUNS).is_file():
         raise ConfigError(
@@ -613,9 +617,69 @@ def read(table: Table, folder: Path) -> TableRecord:
             expected=f"{RUNS} and {ABOUT}, as fedexp-table writes them beside a report",
         )
 
-    if about.pop("table") != table.name:
+    with _parsing(folder / ABOUT):
+        asked = _read_asked(about)
+    if about["table"] != table.name:
         raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
 
+    with _parsing(folder / RUNS):
+        runs = _read_runs(table, folder)
+    curves: Curves = {}
+    if (folder / CURVES).is_file():
+        with _parsing(folder / CURVES):
+            curves = _read_curves(table, folder)
+    with _parsing(folder / CONFIGS):
+        stored = _read_mapping(folder / CONFIGS) or {"of all": {}, "of each": {}}
+        configs = {name: {**stored["of all"], **own} for name, own in stored["of each"].items()}
+
+    return TableRecord(**asked, runs=runs, curves=curves, configs=configs)
+
+
+@contextlib.contextmanager
+def _parsing(path: Path) -> Iterator[None]:
+    """Raise a `StorageError` if `path` has a content that `write` does not write."""
+    try:
+        yield
+    except KeyError as error:
+        raise _damaged_file(path, f"no {error}") from error
+    except (AttributeError, TypeError, ValueError, csv.Error) as error:
+        raise _damaged_file(path, str(error)) from error
+
+
+def _damaged_file(path: Path, how: str | None) -> StorageError:
+    return damaged(path, how, "restore the file, or write the record again with fedexp-table")
+
+
+def _read_mapping(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file of a record, None if there is no file."""
+    try:
+        value = read_json(path)
+    except StorageError as error:
+        raise _damaged_file(path, error.facts.get("got")) from error
+    if value is not None and not (isinstance(value, dict) and value):
+        raise _damaged_file(path, "it is not a JSON object")
+    return value
+
+
+def _read_asked(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `TableRecord` that ``record.json`` contains."""
+    asked = {
+        name: about[stored] for name in _ASKED if (stored := _STORED_NAMES.get(name, name)) in about
+    }
+    kinds = {"variant": str, "only": dict, "extra": list, "figures": list, "missed": list}
+    for name in ("table", *(_STORED_NAMES.get(name, name) for name in ("variant", "only"))):
+        if name not in about:
+            raise KeyError(name)
+    for name, kind in kinds.items():
+        if not isinstance(asked.get(name, kind()), kind):
+            raise TypeError(f"'{_STORED_NAMES.get(name, name)}' has the wrong type")
+    if not (asked.get("seeds") is None or isinstance(asked["seeds"], list)):
+        raise TypeError("'seeds' has the wrong type")
+    return asked
+
+
+def _read_runs(table: Table, folder: Path) -> dict[RunKey, RunRecord]:
+    """Read ``runs.csv``."""
     runs: dict[RunKey, RunRecord] = {}
     for row in _read_csv(folder / RUNS):
         if lost := [key for key in table.keys if key not in row]:
@@ -626,6 +690,8 @@ def read(table: Table, folder: Path) -> TableRecord:
             for name, kind in _FIELDS.items()
             if (text := _there(row, table, name)) is not None
         }
+        if absent := [name for name in _REQUIRED if name not in values]:
+            raise KeyError(_heading(table, absent[0]))
         by_name: dict[str, Any] = {
             group: {
                 name.removeprefix(heading): float(text)
@@ -640,17 +706,15 @@ def read(table: Table, folder: Path) -> TableRecord:
             got = f"several runs of method={run.method} {run.split_seed} in one row"
             raise _other_keys(table, folder, got)
         runs[key] = run
+    return runs
 
-    points = _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ()
-    curves = grouped((_curve_key(table, row), (float(row["x"]), float(row["y"]))) for row in points)
 
-    stored = read_json(folder / CONFIGS) or {"of all": {}, "of each": {}}
-    configs = {name: {**stored["of all"], **own} for name, own in stored["of each"].items()}
-    asked = {
-        name: about[stored] for name in _ASKED if (stored := _STORED_NAMES.get(name, name)) in about
-    }
-
-    return TableRecord(**asked, runs=runs, curves=curves, configs=configs)
+def _read_curves(table: Table, folder: Path) -> Curves:
+    """Read ``curves.csv``."""
+    return grouped(
+        (_curve_key(table, row), (float(row["x"]), float(row["y"])))
+        for row in _read_csv(folder / CURVES)
+    )
 
 
 def _other_keys(table: Table, folder: Path, got: str) -> ConfigError:
@@ -695,8 +759,21 @@ def _as_svg(png: bytes) -> str:
     return svg if sizes is None else with_sizes(svg, *sizes)
 
 
-def _read_csv(path: Path) -> Iterable[dict[str, str]]:
-    return csv.DictReader(io.StringIO(path.read_text()))
+def _read_csv(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the rows of a CSV file.
+
+    Raises:
+        ValueError: The file has no heading, or a row is incomplete. The last digits of
+            a number may be missing then.
+    """
+    text = path.read_text()
+    if not text.endswith("\n"):
+        raise ValueError("its last line is incomplete" if text else "it is empty")
+    reader = csv.DictReader(io.StringIO(text))
+    for row in reader:
+        if None in row or None in row.values():
+            raise ValueError(f"line {reader.line_num} has another number of cells than line 1")
+        yield row
 
 
 def _condition_text(value: Value) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from fedexp.core.errors import ConfigError, DataError
+from fedexp.core.errors import ConfigError, DataError, StorageError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import write_json, write_text
 from fedexp.tables.build_report import build_report, draw_figures, with_pictures
@@ -647,6 +647,27 @@ def test_record_of_a_table_with_other_keys_is_refused(
     with pytest.raises(ConfigError, match="other keys than the table") as refused:
         read(replace(one.table, keys=keys), tmp_path)
     assert got in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "old", "new", "got"), [
+    ("record.json", '"only": {}', '"only": []', "'only' has the wrong type"),
+    ("record.json", '"form"', '"forms"', "no 'form'"),
+    ("record.json", "}", "", "it is not JSON"),
+    ("runs.csv", "inf,3.0\n", "inf,3", "its last line is incomplete"),
+    ("runs.csv", "done,", "", "line 2 has another number of cells than line 1"),
+    ("runs.csv", ",50.0,", ",5o.0,", "5o.0"),
+    ("runs.csv", ",value,", ",valve,", "no 'value'"),
+    ("configs.json", '"of each"', '"each"', "no 'of each'"),
+])  # fmt: skip
+def test_damaged_record_is_refused(name: str, old: str, new: str, got: str, tmp_path: Path) -> None:
+    one = asked(tmp_path)
+    write(one.table, one.record, tmp_path)
+    text = (tmp_path / name).read_text()
+    assert old in text, text
+    (tmp_path / name).write_text(text.replace(old, new))
+    with pytest.raises(StorageError, match=f"{name} is damaged") as refused:
+        read(one.table, tmp_path)
+    assert got in str(refused.value) and "fedexp-table" in str(refused.value)
 
 
 def test_unequal_n_is_never_silent(tmp_path: Path) -> None:
