@@ -653,7 +653,7 @@ def _damaged_file(path: Path, how: str | None) -> StorageError:
 def _read_mapping(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file of a record, None if there is no file."""
     try:
-        value = read_json(path)
+        value: dict[str, Any] | None = read_json(path)
     except StorageError as error:
         raise _damaged_file(path, error.facts.get("got")) from error
     if value is not None and not (isinstance(value, dict) and value):
