@@ -8,7 +8,9 @@ the first round.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from filelock import FileLock, Timeout
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.core.resolved_config import ResolvedConfig
+from fedexp.storage.files import damaged
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tuning.objective import Objective
 from fedexp.tuning.space import Choice, Range
@@ -204,12 +207,17 @@ class TuningStudy:
 
     @cached_property
     def _study(self) -> Study:
-        """Optuna's study. Its file is made if it is absent."""
+        """Optuna's study. Its file is made if it is absent.
+
+        Raises:
+            StorageError: The file is damaged.
+        """
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        _check_journal(self.search.folder / _JOURNAL)
         path = str(self.search.folder / _JOURNAL)
         study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path))),
@@ -445,6 +453,31 @@ class TuningStudy:
         done = [row for row in self.rows() if row.state == "done"]
         sign = 1 if self.search.objective.higher_is_better else -1
         return max(done, key=lambda row: sign * (row.value or 0.0), default=None)
+
+
+def _check_journal(path: Path) -> None:
+    """Check Optuna's file, and cut off a line that a crash left incomplete.
+
+    Optuna would append to this line. The file could then not be read any more.
+
+    Raises:
+        StorageError: A complete line is damaged.
+    """
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    for number, line in enumerate(content[:end].splitlines(), start=1):
+        try:
+            json.loads(line)
+        except ValueError as error:
+            raise damaged(
+                path,
+                f"line {number} is not JSON: {error}",
+                "restore the file, or move it away: finished runs are not trained again",
+            ) from error
+    if end < len(content):
+        os.truncate(path, end)
 
 
 def _constraints(trial: FrozenTrial) -> tuple[float]:

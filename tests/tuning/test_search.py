@@ -497,6 +497,23 @@ def test_two_processes_do_not_share_a_study(runs: Runs, capfd: pytest.CaptureFix
     assert "another process works on this study" in capfd.readouterr().err
 
 
+def test_study_continues_after_an_incomplete_line_and_refuses_a_damaged_one(
+    runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["method=scaffold", LR, "sampler=random", "seeds=0", *TINY]
+    assert run_command([*command, "trials=2"]) == 0
+    (path,) = Path("outputs/tuning").glob("*/*/journal.log")
+    path.write_bytes(path.read_bytes()[:-20])  # as on a full disk
+    assert run_command([*command, "trials=3"]) == 0
+    trials = summary()["trials"]
+    assert len(trials) == 3 and all(row["state"] != "unfinished" for row in trials)
+    path.write_text(path.read_text().replace("{", "[", 1))
+    capfd.readouterr()
+    assert run_command([*command, "trials=3"]) == 2
+    told = capfd.readouterr().err
+    assert "journal.log is damaged" in told and "line 1 is not JSON" in told
+
+
 def test_dry_run_writes_nothing(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command([LR, "--dry-run", *TINY]) == 0
     assert "20 trials, sampler tpe" in capfd.readouterr().out
