@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from fedexp.core.errors import ConfigError
-from fedexp.storage.files import read_json
 from fedexp.tables import record
 from fedexp.tables.build_report import build_report, report_of_record
 from fedexp.tables.cells import planned_cells
@@ -114,8 +113,7 @@ def read(folder: Path) -> dict[str, list[Result]]:
 
 def of_record(folder: Path) -> Result:
     """Return the result of the record in a folder."""
-    about = read_json(folder / record.ABOUT) or {}
-    table = load_table(str(about.get("table")))
+    table = load_table(record.name_of_table(folder))
     found = record.read(table, folder)
     found, report = report_of_record(table, found, folder)
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}

@@ -7,16 +7,15 @@ from them after the folders of the runs have been deleted.
 from __future__ import annotations
 
 import base64
-import contextlib
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fedexp.core.build import locate
+from fedexp.core.build import convert, locate
 from fedexp.core.errors import ConfigError, FedexpError, StorageError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.data.dataset import Dataset
@@ -40,16 +39,28 @@ from fedexp.tables.schema import Table
 _BY_NAME = {"phases": "seconds.", "parts": "metric.", "rounds_to": "rounds_to."}
 # Fields of `RunRecord` that are spread over several columns of runs.csv.
 _SPREAD = ("conditions", "pooled", *_BY_NAME)
-_ASKED = ("variant", "only", "seeds", "extra", "command", "figures", "missed")
-# Some fields have other names in runs.csv and record.json than in the code.
+# Some fields of `RunRecord` have other names in runs.csv than in the code.
 _STORED_RUN_NAMES = {"split_seed": "draw", "criterion": "by"}
-_STORED_NAMES = {"variant": "form", "figures": "drawn"}
+# Keys of record.json with the types of their values. `TableRecord` explains the values.
+# Its `variant` is the key "form", and its `figures` are the key "drawn".
+_ABOUT_TYPES = {
+    "table": str,
+    "form": Variant,
+    "only": dict[str, tuple[Value, ...]],
+    "seeds": tuple[int, ...] | None,
+    "extra": tuple[str, ...],
+    "command": str,
+    "drawn": tuple[tuple[str, str], ...],
+    "missed": tuple[str, ...],
+}
 # Identifies a run by its row, its column, its split seed and its point of a grid. A row
 # is identified by some conditions of the table, and the others are pooled. The split
 # seed is a text with the seed and the pooled conditions. A point is a value that is
 # tried for a hyper-parameter.
 RunKey = tuple[RowKey, str, str, str]
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
+
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
@@ -153,7 +164,7 @@ class RunRecord:
         return self.status == "done"
 
 
-# Fields that every runs.csv has, also one of an older version.
+# Fields that every runs.csv has, including those of older versions.
 _REQUIRED = ("method", "seed", "split_seed", "value", "status")
 # Types, as text, of the fields that are one column of runs.csv.
 _FIELDS = {f.name: str(f.type) for f in fields(RunRecord) if f.name not in _SPREAD}
@@ -570,8 +581,17 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
 
     shared, own = parted(record.configs)
     write_json(folder / CONFIGS, {"of all": shared, "of each": own})
-    asked = {_STORED_NAMES.get(name, name): getattr(record, name) for name in _ASKED}
-    write_json(folder / ABOUT, {"table": table.name, **asked})
+    about = {
+        "table": table.name,
+        "form": record.variant,
+        "only": record.only,
+        "seeds": record.seeds,
+        "extra": record.extra,
+        "command": record.command,
+        "drawn": record.figures,
+        "missed": record.missed,
+    }
+    write_json(folder / ABOUT, about)
 
 
 def _heading(table: Table, name: str) -> str:
@@ -608,113 +628,120 @@ def read(table: Table, folder: Path) -> TableRecord:
             whose rows have other keys than the table.
         StorageError: A file of the record is damaged.
     """
-    about = _read_mapping(folder / ABOUT)
+    about = _read_about(folder)
+    if about["table"] != table.name:
+        raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
 
-    if about is None or not (folder / RUNS).is_file():
+    runs: dict[RunKey, RunRecord] = {}
+    for run in _read_csv(folder / RUNS, lambda row: _read_run(table, folder, row)):
+        key = (tuple(run.conditions.values()), run.method, run.split_seed, run.point)
+        if key in runs:
+            got = f"several runs of method={run.method} {run.split_seed} in one row"
+            raise _other_keys(table, folder, got)
+        runs[key] = run
+
+    points = (
+        _read_csv(
+            folder / CURVES,
+            lambda row: (_curve_key(table, row), (float(row["x"]), float(row["y"]))),
+        )
+        if (folder / CURVES).is_file()
+        else ()
+    )
+
+    return TableRecord(
+        variant=about["form"],
+        only={key: [*values] for key, values in about["only"].items()},
+        seeds=None if about["seeds"] is None else [*about["seeds"]],
+        extra=[*about["extra"]],
+        command=about["command"],
+        runs=runs,
+        curves=grouped(points),
+        configs=_read_configs(folder / CONFIGS),
+        figures=about["drawn"],
+        missed=about["missed"],
+    )
+
+
+def name_of_table(folder: Path) -> str:
+    """Return the name of the table whose record is in `folder`.
+
+    Raises:
+        ConfigError: The folder has no record.
+        StorageError: The file ``record.json`` is damaged.
+    """
+    name: str = _read_about(folder)["table"]
+    return name
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    """Return the content of ``record.json``, with the types of `_ABOUT_TYPES`."""
+    path = folder / ABOUT
+    if not path.is_file() or not (folder / RUNS).is_file():
         raise ConfigError(
             "there is no record of a table here",
             where=str(folder),
             expected=f"{RUNS} and {ABOUT}, as fedexp-table writes them beside a report",
         )
-
-    with _parsing(folder / ABOUT):
-        asked = _read_asked(about)
-    if about["table"] != table.name:
-        raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
-
-    with _parsing(folder / RUNS):
-        runs = _read_runs(table, folder)
-    curves: Curves = {}
-    if (folder / CURVES).is_file():
-        with _parsing(folder / CURVES):
-            curves = _read_curves(table, folder)
-    with _parsing(folder / CONFIGS):
-        stored = _read_mapping(folder / CONFIGS) or {"of all": {}, "of each": {}}
-        configs = {name: {**stored["of all"], **own} for name, own in stored["of each"].items()}
-
-    return TableRecord(**asked, runs=runs, curves=curves, configs=configs)
+    about = _read_object(path, dict[str, Any])
+    if absent := [key for key in _ABOUT_TYPES if key not in about]:
+        raise _damaged_file(path, f"no key '{absent[0]}'")
+    return {key: _converted(about[key], kind, path, key) for key, kind in _ABOUT_TYPES.items()}
 
 
-@contextlib.contextmanager
-def _parsing(path: Path) -> Iterator[None]:
-    """Raise a `StorageError` if `path` has a content that `write` does not write."""
+def _read_configs(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the configs of the runs by their hashes."""
+    if not path.is_file():
+        return {}
+    stored = _read_object(path, dict[str, dict[str, Any]])
+    if absent := [key for key in ("of all", "of each") if key not in stored]:
+        raise _damaged_file(path, f"no key '{absent[0]}'")
+    each = _converted(stored["of each"], dict[str, dict[str, Any]], path, "of each")
+    return {name: {**stored["of all"], **own} for name, own in each.items()}
+
+
+def _read_object(path: Path, kind: Any) -> Any:
+    """Return the value in a JSON file of a record, which must have the type `kind`."""
     try:
-        yield
-    except KeyError as error:
-        raise _damaged_file(path, f"no {error}") from error
-    except (AttributeError, TypeError, ValueError, csv.Error) as error:
-        raise _damaged_file(path, str(error)) from error
+        value = read_json(path)
+    except StorageError as error:
+        raise _damaged_file(path, error.facts["got"]) from error
+    return _converted(value, kind, path, "the content")
+
+
+def _converted(value: Any, kind: Any, path: Path, name: str) -> Any:
+    """Return a value from the file `path` as the type `kind`."""
+    try:
+        return convert(value, kind, name)
+    except ConfigError as error:
+        raise _damaged_file(path, error.what) from error
 
 
 def _damaged_file(path: Path, how: str | None) -> StorageError:
     return damaged(path, how, "restore the file, or write the record again with fedexp-table")
 
 
-def _read_mapping(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file of a record, None if there is no file."""
-    try:
-        value: dict[str, Any] | None = read_json(path)
-    except StorageError as error:
-        raise _damaged_file(path, error.facts.get("got")) from error
-    if value is not None and not (isinstance(value, dict) and value):
-        raise _damaged_file(path, "it is not a JSON object")
-    return value
-
-
-def _read_asked(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `TableRecord` that ``record.json`` contains."""
-    asked = {
-        name: about[stored] for name in _ASKED if (stored := _STORED_NAMES.get(name, name)) in about
+def _read_run(table: Table, folder: Path, row: Mapping[str, str]) -> RunRecord:
+    """Read a row of ``runs.csv``."""
+    if lost := [key for key in table.keys if key not in row]:
+        raise _other_keys(table, folder, f"a record without {', '.join(lost)}")
+    conditions = {key: _read_condition(row[key]) for key in table.keys}
+    values = {
+        name: _read_value(text, kind)
+        for name, kind in _FIELDS.items()
+        if (text := _there(row, table, name)) is not None
     }
-    kinds = {"variant": str, "only": dict, "extra": list, "figures": list, "missed": list}
-    for name in ("table", *(_STORED_NAMES.get(name, name) for name in ("variant", "only"))):
-        if name not in about:
-            raise KeyError(name)
-    for name, kind in kinds.items():
-        if not isinstance(asked.get(name, kind()), kind):
-            raise TypeError(f"'{_STORED_NAMES.get(name, name)}' has the wrong type")
-    if not (asked.get("seeds") is None or isinstance(asked["seeds"], list)):
-        raise TypeError("'seeds' has the wrong type")
-    return asked
-
-
-def _read_runs(table: Table, folder: Path) -> dict[RunKey, RunRecord]:
-    """Read ``runs.csv``."""
-    runs: dict[RunKey, RunRecord] = {}
-    for row in _read_csv(folder / RUNS):
-        if lost := [key for key in table.keys if key not in row]:
-            raise _other_keys(table, folder, f"a record without {', '.join(lost)}")
-        conditions = {key: _read_condition(row[key]) for key in table.keys}
-        values = {
-            name: _read_value(text, kind)
-            for name, kind in _FIELDS.items()
-            if (text := _there(row, table, name)) is not None
+    if absent := [name for name in _REQUIRED if name not in values]:
+        raise KeyError(_heading(table, absent[0]))
+    by_name: dict[str, Any] = {
+        group: {
+            name.removeprefix(heading): float(text)
+            for name, text in row.items()
+            if name.startswith(heading) and text
         }
-        if absent := [name for name in _REQUIRED if name not in values]:
-            raise KeyError(_heading(table, absent[0]))
-        by_name: dict[str, Any] = {
-            group: {
-                name.removeprefix(heading): float(text)
-                for name, text in row.items()
-                if name.startswith(heading) and text
-            }
-            for group, heading in _BY_NAME.items()
-        }
-        run = RunRecord(conditions, **values, **by_name)
-        key = (tuple(conditions.values()), run.method, run.split_seed, run.point)
-        if key in runs:
-            got = f"several runs of method={run.method} {run.split_seed} in one row"
-            raise _other_keys(table, folder, got)
-        runs[key] = run
-    return runs
-
-
-def _read_curves(table: Table, folder: Path) -> Curves:
-    """Read ``curves.csv``."""
-    return grouped(
-        (_curve_key(table, row), (float(row["x"]), float(row["y"])))
-        for row in _read_csv(folder / CURVES)
-    )
+        for group, heading in _BY_NAME.items()
+    }
+    return RunRecord(conditions, **values, **by_name)
 
 
 def _other_keys(table: Table, folder: Path, got: str) -> ConfigError:
@@ -759,21 +786,38 @@ def _as_svg(png: bytes) -> str:
     return svg if sizes is None else with_sizes(svg, *sizes)
 
 
-def _read_csv(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of a CSV file.
+def _read_csv(path: Path, parse: Callable[[dict[str, str]], Parsed]) -> list[Parsed]:
+    """Read a CSV file.
+
+    Args:
+        path: The file.
+        parse: Function that reads a row. It raises a KeyError for an absent column, and
+            a ValueError for a damaged value.
 
     Raises:
-        ValueError: The file has no heading, or a row is incomplete. The last digits of
-            a number may be missing then.
+        StorageError: A line is incomplete or damaged, or a column is absent. An
+            incomplete last line may lack digits of a number. Absent lines are not
+            noticed.
     """
-    text = path.read_text()
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise _damaged_file(path, str(error)) from error
     if not text.endswith("\n"):
-        raise ValueError("its last line is incomplete" if text else "it is empty")
+        raise _damaged_file(path, "its last line is incomplete" if text else "it is empty")
+
     reader = csv.DictReader(io.StringIO(text))
-    for row in reader:
-        if None in row or None in row.values():
-            raise ValueError(f"line {reader.line_num} has another number of cells than line 1")
-        yield row
+    parsed = []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError("the number of cells is not that of line 1")
+            parsed.append(parse(row))
+    except KeyError as error:
+        raise _damaged_file(path, f"no column {error}") from error
+    except (ValueError, csv.Error) as error:
+        raise _damaged_file(path, f"line {reader.line_num}: {error}") from error
+    return parsed
 
 
 def _condition_text(value: Value) -> str:
@@ -813,6 +857,8 @@ def _read_value(text: str, kind: str) -> Any:
     if kind.startswith("tuple"):
         return tuple(map(float, text.split()))
     if kind == "bool":
+        if text not in ("True", "False"):
+            raise ValueError(f"expected True or False, got '{text}'")
         return text == "True"
     if kind == "int | None":
         return int(text) if text else None

@@ -22,7 +22,16 @@ from fedexp.tables.cells import Job, PlannedCell, planned_cells
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.lookup import CellRun, read_path, read_value
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.record import RUNS, TableRecord, completed, pictures, read, recorded, write
+from fedexp.tables.record import (
+    RUNS,
+    TableRecord,
+    completed,
+    name_of_table,
+    pictures,
+    read,
+    recorded,
+    write,
+)
 from fedexp.tables.report import texts
 from fedexp.tables.report.files import report_folder, write_report
 from fedexp.tables.report.markdown import markdown
@@ -651,23 +660,57 @@ def test_record_of_a_table_with_other_keys_is_refused(
 
 @pytest.mark.parametrize(("name", "old", "new", "got"), [
     ("record.json", '"only": {}', '"only": []', "'only' has the wrong type"),
-    ("record.json", '"form"', '"forms"', "no 'form'"),
+    ("record.json", '"only": {}', '"only": {"beta": 0.1}', "'only.beta' has the wrong type"),
+    ("record.json", '"extra": []', '"extra": [1]', "'extra[0]' has the wrong type"),
+    ("record.json", '"seeds": null', '"seeds": ["x"]', "'seeds[0]' has the wrong type"),
+    ("record.json", '"full"', '"ful"', "'ful' is not a choice of 'form'"),
+    ("record.json", '"form"', '"forms"', "no key 'form'"),
+    ("record.json", '"command"', '"commands"', "no key 'command'"),
     ("record.json", "}", "", "it is not JSON"),
-    ("runs.csv", "inf,3.0\n", "inf,3", "its last line is incomplete"),
-    ("runs.csv", "done,", "", "line 2 has another number of cells than line 1"),
-    ("runs.csv", ",50.0,", ",5o.0,", "5o.0"),
-    ("runs.csv", ",value,", ",valve,", "no 'value'"),
-    ("configs.json", '"of each"', '"each"', "no 'of each'"),
+    ("runs.csv", "done,", "", "line 2: the number of cells is not that of line 1"),
+    ("runs.csv", "done,", "done,,", "line 2: the number of cells is not that of line 1"),
+    ("runs.csv", ",50.0,", ",5o.0,", "line 2: could not convert string to float: '5o.0'"),
+    ("runs.csv", ",False,", ",Fals,", "line 2: expected True or False, got 'Fals'"),
+    ("runs.csv", ",value,", ",valve,", "no column 'value'"),
+    ("curves.csv", ",x,", ",z,", "no column 'x'"),
+    ("configs.json", '"of each"', '"each"', "no key 'of each'"),
+    ("configs.json", '"of each": {', '"of each": {"a": 1,', "'of each.a' has the wrong type"),
 ])  # fmt: skip
 def test_damaged_record_is_refused(name: str, old: str, new: str, got: str, tmp_path: Path) -> None:
     one = asked(tmp_path)
-    write(one.table, one.record, tmp_path)
+    key = next(iter(one.record.runs))
+    curves = {(*key[:3], "curve"): ((1.0, 0.5), (2.0, 0.25))}
+    write(one.table, replace(one.record, curves=curves), tmp_path)
     text = (tmp_path / name).read_text()
     assert old in text, text
     (tmp_path / name).write_text(text.replace(old, new))
     with pytest.raises(StorageError, match=f"{name} is damaged") as refused:
         read(one.table, tmp_path)
     assert got in str(refused.value) and "fedexp-table" in str(refused.value)
+
+
+@pytest.mark.parametrize("content", ["", "null", "[]", "\x00"])
+@pytest.mark.parametrize("name", ["record.json", "runs.csv", "configs.json"])
+def test_file_of_a_record_with_other_content_is_refused(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    one = asked(tmp_path)
+    write(one.table, one.record, tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(StorageError, match=f"{name} is damaged"):
+        read(one.table, tmp_path)
+    if name == "record.json":
+        with pytest.raises(StorageError, match=f"{name} is damaged"):
+            name_of_table(tmp_path)
+
+
+def test_incomplete_last_line_of_a_record_is_refused(tmp_path: Path) -> None:
+    one = asked(tmp_path)
+    write(one.table, one.record, tmp_path)
+    text = (tmp_path / "runs.csv").read_text()
+    (tmp_path / "runs.csv").write_text(text[:-2])
+    with pytest.raises(StorageError, match="its last line is incomplete"):
+        read(one.table, tmp_path)
 
 
 def test_unequal_n_is_never_silent(tmp_path: Path) -> None:
