@@ -456,28 +456,31 @@ class TuningStudy:
 
 
 def _check_journal(path: Path) -> None:
-    """Check Optuna's file, and cut off a line that a crash left incomplete.
+    """Check Optuna's file, and cut off an incomplete last line.
 
-    Optuna would append to this line. The file could then not be read any more.
+    A crash or a full disk can leave such a line. Optuna would append to it, and could
+    not read the file afterwards.
 
     Raises:
-        StorageError: A complete line is damaged.
+        StorageError: A complete line is not an entry of Optuna.
     """
     if not path.exists():
         return
-    content = path.read_bytes()
-    end = content.rfind(b"\n") + 1
-    for number, line in enumerate(content[:end].splitlines(), start=1):
+    *lines, rest = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
         try:
-            json.loads(line)
-        except ValueError as error:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if not isinstance(entry, dict) or "op_code" not in entry:
             raise damaged(
                 path,
-                f"line {number} is not JSON: {error}",
-                "restore the file, or move it away: finished runs are not trained again",
-            ) from error
-    if end < len(content):
-        os.truncate(path, end)
+                f"line {number} is not an entry of Optuna",
+                "restore the file, or move it away (runs with the same points are not trained "
+                "again)",
+            )
+    if rest:
+        os.truncate(path, path.stat().st_size - len(rest))
 
 
 def _constraints(trial: FrozenTrial) -> tuple[float]:

@@ -507,11 +507,15 @@ def test_study_continues_after_an_incomplete_line_and_refuses_a_damaged_one(
     assert run_command([*command, "trials=3"]) == 0
     trials = summary()["trials"]
     assert len(trials) == 3 and all(row["state"] != "unfinished" for row in trials)
-    path.write_text(path.read_text().replace("{", "[", 1))
-    capfd.readouterr()
-    assert run_command([*command, "trials=3"]) == 2
-    told = capfd.readouterr().err
-    assert "journal.log is damaged" in told and "line 1 is not JSON" in told
+    complete = path.read_text()
+    for line in ("[", "5", "{}", '{"op_cod": 1}'):
+        path.write_text(f"{complete}{line}\n")
+        capfd.readouterr()
+        assert run_command([*command, "trials=3"]) == 2
+        message = capfd.readouterr().err
+        number = complete.count("\n") + 1
+        assert "journal.log is damaged" in message
+        assert f"line {number} is not an entry of Optuna" in message
 
 
 def test_dry_run_writes_nothing(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
