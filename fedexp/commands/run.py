@@ -49,7 +49,7 @@ def run_command(arguments: list[str]) -> int:
     Returns:
         The exit code. Errors of the user are printed without a traceback.
     """
-    return run_guarded(lambda: _run(arguments))
+    return run_guarded(lambda: _run(arguments), needs_output=DRY_FLAG in arguments)
 
 
 def _run(arguments: list[str]) -> int:

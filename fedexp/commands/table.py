@@ -54,15 +54,15 @@ def run_command(arguments: list[str]) -> int:
         The exit code. It is 0 after a success, 1 if a cell failed, and 130 after
         Ctrl-C. With ``--strict``, it is also 1 if the verdict of a number is
         ``different``, or if a claim of the paper is contradicted. For the commands list
-        and report, it is also 1 if the output cannot be written. It is 2 for errors of
+        and report, and with ``--dry-run``, it is also 1 if the output cannot be
+        written. It is 2 for errors of
         the user, which are printed without a traceback.
     """
     if arguments[:1] == ["tune"]:
         return run_guarded(lambda: _refuse_tune(arguments[1:]))
-    # The other commands write files, so they do not need the output.
-    return run_guarded(
-        lambda: parser().run(arguments), needs_output=arguments[:1] in (["list"], ["report"])
-    )
+    # The results of the other commands are files
+    prints = arguments[:1] in (["list"], ["report"]) or "--dry-run" in arguments
+    return run_guarded(lambda: parser().run(arguments), needs_output=prints)
 
 
 def _refuse_tune(arguments: list[str]) -> int:

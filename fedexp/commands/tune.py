@@ -31,7 +31,7 @@ def run_command(arguments: list[str]) -> int:
         and 130 after Ctrl-C. It is 2 for errors of the user, which are printed without
         a traceback.
     """
-    return run_guarded(lambda: parser().run(arguments))
+    return run_guarded(lambda: parser().run(arguments), needs_output="--dry-run" in arguments)
 
 
 def parser() -> Parser:

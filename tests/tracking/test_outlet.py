@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
 from fedexp.commands.table import run_command as table_command
+from fedexp.commands.tune import run_command as tune_command
 from fedexp.tracking.outlet import lasting_output
 
 QUICK = ["rounds=1", "clients=2", "model.hidden=[4]", "limit.train=40", "limit.test=20"]
@@ -43,12 +45,23 @@ def test_a_run_goes_on_without_a_reader(
             sys.stdout.close()
 
 
-def test_list_of_tables_fails_if_the_output_cannot_be_written(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("command", "arguments"), [
+    (table_command, ["list"]),
+    (table_command, ["run", "demo/digits", "--dry-run"]),
+    (run_command, [*QUICK, "--dry-run"]),
+    (tune_command, ["local.lr=0.1,0.2", *QUICK, "--dry-run"]),
+])  # fmt: skip
+def test_command_that_only_prints_fails_if_the_output_cannot_be_written(
+    command: Callable[[list[str]], int],
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     with contextlib.suppress(OSError), Path("/dev/full").open("w") as out:  # closing it fails, too
         monkeypatch.setattr(sys, "stdout", out)
-        assert table_command(["list"]) == 1
+        assert command(arguments) == 1
     assert "No space left" in capsys.readouterr().err
 
 
