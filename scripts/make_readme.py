@@ -123,7 +123,7 @@ def found_by_leaderboards() -> str:
         if one.board is not None:
             anchor = f"the-leaderboard-of-{one.page.replace('_', '-')}"
             found = leaderboards.finding(one.board, with_numbers=False)
-            edges = leaderboards.edge_note(one)
+            edges = leaderboards.edge_note(one.board, one.chosen)
             link = f"([explanation](docs/findings.md#{anchor}))"
             parts.append(" ".join(filter(None, [f"*{one.table.title}*: {found}", edges, link])))
     parts.append(f"[Numbers]({RECORDS}/leaderboard.csv)")

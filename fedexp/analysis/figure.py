@@ -231,7 +231,8 @@ def limits(points: Sequence[Point]) -> tuple[float, float]:
     width = high - low if high - low > rounding else max(0.1 * abs(high), 1e-9)
     lowest = max(min(point.low for point in points), low - _OVERHANG * width)
     highest = min(max(point.high for point in points), high + _OVERHANG * width)
-    margin = 0.05 * (highest - lowest if highest - lowest > rounding else width)
+    shown = highest - lowest
+    margin = 0.05 * (shown if shown > rounding else width)
     return lowest - margin, highest + margin
 
 

@@ -42,6 +42,9 @@ _TIMING = "timing"
 # Largest number of methods that a sentence names.
 _FEW = 8
 
+# A tuning, and what `tried_ranges` returns for each of its columns with results.
+Chosen = tuple[Tuning, Mapping[str, Sequence[tuple[Choice, str]]]]
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -71,10 +74,10 @@ class Shown:
         return self.table.name.rpartition("/")[2]
 
     @cached_property
-    def ranges(self) -> list[dict[str, list[tuple[Choice, str]]]]:
-        """Tried ranges and best values of each column, one dictionary per tuning."""
+    def chosen(self) -> list[Chosen]:
+        """Each tuning, with the tried ranges and the best values by column."""
         return [
-            {column: tried_ranges(tuning, column) for column in tuning.results}
+            (tuning, {column: tried_ranges(tuning, column) for column in tuning.results})
             for tuning in self.tunings
         ]
 
@@ -390,18 +393,16 @@ def best_values(ranges: Sequence[tuple[Choice, str]] | None) -> str:
     return ", ".join(values)
 
 
-def edge_note(one: Shown) -> str:
+def edge_note(board: Leaderboard, chosen: Sequence[Chosen]) -> str:
     """Return how many ranked methods have a best value at the edge of its range.
 
     Tunings for rows that are not shown yet are left out.
     """
-    if one.board is None:
-        return ""
-    ranked = {entry.column for entry in one.board.entries if entry.aggregate is not None}
+    ranked = {entry.column for entry in board.entries if entry.aggregate is not None}
     at_edge = {
         column
-        for tuning, ranges in zip(one.tunings, one.ranges, strict=True)
-        if any(fits(tuning.where, row, "") for row in one.board.rows)
+        for tuning, ranges in chosen
+        if any(fits(tuning.where, row, "") for row in board.rows)
         for column in ranked & ranges.keys()
         if any(space.edge(value) for space, value in ranges[column])
     }

@@ -21,7 +21,7 @@ from fedexp.analysis.leaderboard_picture import front, picture
 from fedexp.core.errors import ConfigError
 from fedexp.site import leaderboards
 from fedexp.site.leaderboards import Shown, best_values, edge_note, finding, tried
-from fedexp.tables import record
+from fedexp.tables import record, sweeps
 from fedexp.tables.cells import Job, PlannedCell
 from fedexp.tables.load import load_table
 from fedexp.tables.record import RunRecord, TableRecord, run_key
@@ -369,22 +369,34 @@ def test_best_values_are_marked_at_the_edge_of_what_was_tried() -> None:
     outside = measured(lr, Swept("trainer.mu", (1, 2), (0.4, 0.3), None))
     points = "local.lr: 0.1 (0.5000), 0.3 (failed); trainer.mu: 1 (0.4000), 2 (0.3000)"
     assert tried(outside, "fedprox") == points
-    one = replace(shown, tunings=[outside])
+    ((_, ranges),) = chosen = replace(shown, tunings=[outside]).chosen
     best = "local.lr=0.1 (lower edge), trainer.mu=0.1 (lower edge)"
-    assert best_values(one.ranges[0]["fedprox"]) == best
+    assert best_values(ranges["fedprox"]) == best
     assert best_values(None) == "not chosen yet"
-    assert edge_note(one).startswith("1 method has a")
-    assert edge_note(replace(shown, tunings=[replace(outside, where={"alpha": 5})])) == ""
+    assert edge_note(board, chosen).startswith("1 method has a")
+    assert edge_note(board, [(replace(outside, where={"alpha": 5}), ranges)]) == ""
     unranked = replace(board, entries=(replace(fedprox, aggregate=None), *board.entries[1:]))
-    assert edge_note(replace(one, board=unranked)) == ""
+    assert edge_note(unranked, chosen) == ""
 
     lr = Swept("local.lr", (0.1, 0.2, 0.3), (0.3, 0.5, 0.4), 0.2)
     inside = measured(lr, Swept("trainer.mu", (0.05, 0.2), (0.4, 0.3), None))
-    one = replace(shown, tunings=[inside])
-    assert best_values(one.ranges[0]["fedprox"]) == "local.lr=0.2, trainer.mu=0.1"
-    assert edge_note(one) == ""
+    ((_, ranges),) = chosen = replace(shown, tunings=[inside]).chosen
+    assert best_values(ranges["fedprox"]) == "local.lr=0.2, trainer.mu=0.1"
+    assert edge_note(board, chosen) == ""
     untuned = replace(inside, results={})
     assert tried(untuned, "fedprox") == "local.lr: 0.1, 0.2, 0.3; trainer.mu: 0.05, 0.2"
+
+
+def test_ranges_of_one_key_need_no_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "compose", None)
+    swept = Swept("local.lr", (0.1, 0.2), (0.5, 0.6), 0.2)
+    tuning = replace(
+        load_tuning("many_rounds_dirichlet"),
+        sweeps={"fedavg": (Sweep(swept.over, swept.points),)},
+        results={"fedavg": (swept,)},
+    )
+    ((space, best),) = sweeps.tried_ranges(tuning, "fedavg")
+    assert (space.key, space.values, best) == ("local.lr", ("0.1", "0.2"), "0.2")
 
 
 def test_a_leaderboard_that_was_not_run_is_listed_with_its_commands() -> None:
