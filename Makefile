@@ -51,7 +51,7 @@ format: $(STAMP) ## format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP) ## compare seconds per round with a plain PyTorch loop (needs Fashion-MNIST in ./data or FEDEXP_DATA)
+bench: $(STAMP) ## compare fedexp's seconds per round with those of a plain PyTorch loop (needs Fashion-MNIST in ./data or FEDEXP_DATA)
 	@$(BIN)/python scripts/bench_rounds.py
 
 site: ## build the site of documentation and results, outputs/site/index.html

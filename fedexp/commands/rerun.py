@@ -22,9 +22,9 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     """Run the config of `run` under ``<root>/reruns`` and compare the results.
 
     The rerun uses the numerics of the stored run. The client cache (config key
-    ``memo``) and the logger are switched off. An earlier rerun is moved aside if it is
-    finished or has other numerics, and resumed if it was interrupted. The stored run is
-    not changed.
+    ``memo``) is switched off, and ``logger`` is ``local``. An earlier rerun is moved
+    aside if it is finished or has other numerics, and resumed if it was interrupted.
+    The stored run is not changed.
 
     Args:
         run: Stored run.

@@ -134,7 +134,7 @@ def parser() -> Parser:
         parents=[shared],
         help="run a stored run's config again and compare the bits",
         description="Runs exactly the stored config again in <root>/reruns, with the numerics of "
-        "the stored run, and without the client cache (memo) and the logger. "
+        "the stored run, without the client cache (memo), and with logger=local. "
         "The stored run is not changed. "
         "The exit code is 1 if the results are not bit-identical.",
     )

@@ -27,7 +27,7 @@ _CHANNELS_LAST_ON = ("cuda",)
 # another device, it must fit into a small part of the memory.
 _CHUNK_BYTES_ON_CPU = 1 << 22
 _CHUNK_BYTES = 1 << 28
-# Kinds of devices on which fedexp trains
+# Device types on which fedexp trains
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -233,6 +233,6 @@ def prefers_channels_last(device: str) -> bool:
 def may_gain_by_stacks(device: torch.device) -> bool:
     """Return whether several teachers may run faster as one stacked network.
 
-    `fedexp.distillation.stacking` explains why they do not on a CPU.
+    On a CPU they do not (`fedexp.distillation.stacking` explains why).
     """
     return device.type != "cpu"

@@ -32,13 +32,13 @@ Differences from the paper:
 
 Differences from the authors' code:
     The code's default settings differ from those in the commands that its authors give
-    for the paper. The preset ``feddf_paper`` has the values of the commands, and
-    ``feddf`` those of the re-implementation in FedLAW's code. The option ``avg_losses``
-    of FedDF's code averages the divergences from the single teachers. Here
-    ``average=probs`` has the same gradient, because the loss is linear in the target up
-    to a constant. Two options that are off by default in the code are left out:
-    weighting teachers by validation accuracy, and leaving out teachers whose accuracy
-    is below chance.
+    for the paper. The optimizer of the aggregator preset ``feddf_paper`` is that of the
+    commands. The preset ``feddf`` follows the re-implementation in FedLAW's code, and
+    ``feddf_matched`` follows FedSyn. The option ``avg_losses`` of FedDF's code averages
+    the divergences from the single teachers. Here ``average=probs`` has the same
+    gradient, because the loss is linear in the target up to a constant. Two options
+    that are off by default in the code are left out: weighting teachers by validation
+    accuracy, and leaving out teachers whose accuracy is below chance.
 """
 
 from __future__ import annotations
@@ -77,9 +77,8 @@ class FedDF(Distilling):
     Args:
         student_start: The student's weights at the start of a round: ``fedavg`` (the
             clients' mean) or ``fresh`` (a new initialisation). With ``fresh``,
-            `weights` has no effect. Trainers with a server half
-            (`Trainer.init_shared`) and server optimizers that change the mean are
-            refused.
+            `weights` has no effect. Trainers that override `Trainer.init_shared`, and
+            server optimizers that change the mean, are then refused.
         average: Whether teachers' ``logits`` or ``probs`` are averaged.
         temperature: Temperature tau, which divides the logits of teachers and student.
             The loss is not multiplied by tau^2.
