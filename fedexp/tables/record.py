@@ -41,17 +41,16 @@ _BY_NAME = {"phases": "seconds.", "parts": "metric.", "rounds_to": "rounds_to."}
 _SPREAD = ("conditions", "pooled", *_BY_NAME)
 # Some fields of `RunRecord` have other names in runs.csv than in the code.
 _STORED_RUN_NAMES = {"split_seed": "draw", "criterion": "by"}
-# Keys of record.json with the types of their values. `TableRecord` explains the values.
-# Its `variant` is the key "form", and its `figures` are the key "drawn".
-_ABOUT_TYPES = {
-    "table": str,
-    "form": Variant,
-    "only": dict[str, tuple[Value, ...]],
-    "seeds": tuple[int, ...] | None,
-    "extra": tuple[str, ...],
-    "command": str,
-    "drawn": tuple[tuple[str, str], ...],
-    "missed": tuple[str, ...],
+# Keys of record.json besides "table". Each has the name of the field of `TableRecord`
+# that it stores, and the type of its value.
+_ABOUT: Mapping[str, tuple[str, Any]] = {
+    "form": ("variant", Variant),
+    "only": ("only", dict[str, tuple[Value, ...]]),
+    "seeds": ("seeds", tuple[int, ...] | None),
+    "extra": ("extra", tuple[str, ...]),
+    "command": ("command", str),
+    "drawn": ("figures", tuple[tuple[str, str], ...]),
+    "missed": ("missed", tuple[str, ...]),
 }
 # Identifies a run by its row, its column, its split seed and its point of a grid. A row
 # is identified by some conditions of the table, and the others are pooled. The split
@@ -581,17 +580,8 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
 
     shared, own = parted(record.configs)
     write_json(folder / CONFIGS, {"of all": shared, "of each": own})
-    about = {
-        "table": table.name,
-        "form": record.variant,
-        "only": record.only,
-        "seeds": record.seeds,
-        "extra": record.extra,
-        "command": record.command,
-        "drawn": record.figures,
-        "missed": record.missed,
-    }
-    write_json(folder / ABOUT, about)
+    about = {key: getattr(record, name) for key, (name, _) in _ABOUT.items()}
+    write_json(folder / ABOUT, {"table": table.name, **about})
 
 
 def _heading(table: Table, name: str) -> str:
@@ -631,9 +621,13 @@ def read(table: Table, folder: Path) -> TableRecord:
     about = _read_about(folder)
     if about["table"] != table.name:
         raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
+    asked = {
+        name: _converted(about[key], kind, folder / ABOUT, key)
+        for key, (name, kind) in _ABOUT.items()
+    }
 
     runs: dict[RunKey, RunRecord] = {}
-    for run in _read_csv(folder / RUNS, lambda row: _read_run(table, folder, row)):
+    for run in _read_csv(folder / RUNS, "method", lambda row: _read_run(table, folder, row)):
         key = (tuple(run.conditions.values()), run.method, run.split_seed, run.point)
         if key in runs:
             got = f"several runs of method={run.method} {run.split_seed} in one row"
@@ -643,24 +637,15 @@ def read(table: Table, folder: Path) -> TableRecord:
     points = (
         _read_csv(
             folder / CURVES,
+            "x",
             lambda row: (_curve_key(table, row), (float(row["x"]), float(row["y"]))),
         )
         if (folder / CURVES).is_file()
         else ()
     )
 
-    return TableRecord(
-        variant=about["form"],
-        only={key: [*values] for key, values in about["only"].items()},
-        seeds=None if about["seeds"] is None else [*about["seeds"]],
-        extra=[*about["extra"]],
-        command=about["command"],
-        runs=runs,
-        curves=grouped(points),
-        configs=_read_configs(folder / CONFIGS),
-        figures=about["drawn"],
-        missed=about["missed"],
-    )
+    configs = _read_configs(folder / CONFIGS)
+    return TableRecord(**asked, runs=runs, curves=grouped(points), configs=configs)
 
 
 def name_of_table(folder: Path) -> str:
@@ -670,12 +655,12 @@ def name_of_table(folder: Path) -> str:
         ConfigError: The folder has no record.
         StorageError: The file ``record.json`` is damaged.
     """
-    name: str = _read_about(folder)["table"]
+    name: str = _converted(_read_about(folder)["table"], str, folder / ABOUT, "table")
     return name
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
-    """Return the content of ``record.json``, with the types of `_ABOUT_TYPES`."""
+    """Return the content of ``record.json``. It has all keys."""
     path = folder / ABOUT
     if not path.is_file() or not (folder / RUNS).is_file():
         raise ConfigError(
@@ -683,30 +668,30 @@ def _read_about(folder: Path) -> dict[str, Any]:
             where=str(folder),
             expected=f"{RUNS} and {ABOUT}, as fedexp-table writes them beside a report",
         )
-    about = _read_object(path, dict[str, Any])
-    if absent := [key for key in _ABOUT_TYPES if key not in about]:
-        raise _damaged_file(path, f"no key '{absent[0]}'")
-    return {key: _converted(about[key], kind, path, key) for key, kind in _ABOUT_TYPES.items()}
+    return _read_object(path, ("table", *_ABOUT))
 
 
 def _read_configs(path: Path) -> dict[str, dict[str, Any]]:
     """Return the configs of the runs by their hashes."""
     if not path.is_file():
         return {}
-    stored = _read_object(path, dict[str, dict[str, Any]])
-    if absent := [key for key in ("of all", "of each") if key not in stored]:
-        raise _damaged_file(path, f"no key '{absent[0]}'")
+    stored = _read_object(path, ("of all", "of each"))
+    shared = _converted(stored["of all"], dict[str, Any], path, "of all")
     each = _converted(stored["of each"], dict[str, dict[str, Any]], path, "of each")
-    return {name: {**stored["of all"], **own} for name, own in each.items()}
+    return {name: {**shared, **own} for name, own in each.items()}
 
 
-def _read_object(path: Path, kind: Any) -> Any:
-    """Return the value in a JSON file of a record, which must have the type `kind`."""
+def _read_object(path: Path, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON object in a file of a record. It must have the keys `keys`."""
     try:
         value = read_json(path)
     except StorageError as error:
         raise _damaged_file(path, error.facts["got"]) from error
-    return _converted(value, kind, path, "the content")
+    if not isinstance(value, dict):
+        raise _damaged_file(path, "it is not a JSON object")
+    if absent := [key for key in keys if key not in value]:
+        raise _damaged_file(path, f"no key '{absent[0]}'")
+    return value
 
 
 def _converted(value: Any, kind: Any, path: Path, name: str) -> Any:
@@ -714,7 +699,8 @@ def _converted(value: Any, kind: Any, path: Path, name: str) -> Any:
     try:
         return convert(value, kind, name)
     except ConfigError as error:
-        raise _damaged_file(path, error.what) from error
+        expected = error.facts["expected"]
+        raise _damaged_file(path, f"{error.what}, expected {expected}") from error
 
 
 def _damaged_file(path: Path, how: str | None) -> StorageError:
@@ -786,11 +772,12 @@ def _as_svg(png: bytes) -> str:
     return svg if sizes is None else with_sizes(svg, *sizes)
 
 
-def _read_csv(path: Path, parse: Callable[[dict[str, str]], Parsed]) -> list[Parsed]:
+def _read_csv(path: Path, column: str, parse: Callable[[dict[str, str]], Parsed]) -> list[Parsed]:
     """Read a CSV file.
 
     Args:
         path: The file.
+        column: A column that the file must have, also if it has no rows.
         parse: Function that reads a row. It raises a KeyError for an absent column, and
             a ValueError for a damaged value.
 
@@ -809,6 +796,8 @@ def _read_csv(path: Path, parse: Callable[[dict[str, str]], Parsed]) -> list[Par
     reader = csv.DictReader(io.StringIO(text))
     parsed = []
     try:
+        if column not in (reader.fieldnames or ()):
+            raise KeyError(column)
         for row in reader:
             if None in row or None in row.values():
                 raise ValueError("the number of cells is not that of line 1")
@@ -840,6 +829,8 @@ def _read_condition(text: str) -> Value:
         value: Value = json.loads(text)
     except ValueError:
         return str(_read_value(text, "str"))
+    if isinstance(value, dict | list):
+        raise ValueError(f"expected one value, got '{text}'")
     return value
 
 

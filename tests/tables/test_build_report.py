@@ -672,7 +672,10 @@ def test_record_of_a_table_with_other_keys_is_refused(
     ("runs.csv", ",50.0,", ",5o.0,", "line 2: could not convert string to float: '5o.0'"),
     ("runs.csv", ",False,", ",Fals,", "line 2: expected True or False, got 'Fals'"),
     ("runs.csv", ",value,", ",valve,", "no column 'value'"),
+    ("runs.csv", "tiny,1,", "tiny,[1],", "line 2: expected one value, got '[1]'"),
     ("curves.csv", ",x,", ",z,", "no column 'x'"),
+    ("curves.csv", ",0.5\n", ",o.5\n", "line 2: could not convert string to float: 'o.5'"),
+    ("curves.csv", "\n1,", "\n{},", "line 2: expected one value, got '{}'"),
     ("configs.json", '"of each"', '"each"', "no key 'of each'"),
     ("configs.json", '"of each": {', '"of each": {"a": 1,', "'of each.a' has the wrong type"),
 ])  # fmt: skip
@@ -689,16 +692,26 @@ def test_damaged_record_is_refused(name: str, old: str, new: str, got: str, tmp_
     assert got in str(refused.value) and "fedexp-table" in str(refused.value)
 
 
-@pytest.mark.parametrize("content", ["", "null", "[]", "\x00"])
-@pytest.mark.parametrize("name", ["record.json", "runs.csv", "configs.json"])
+@pytest.mark.parametrize(("name", "content", "got"), [
+    ("record.json", b"", "it is not JSON"),
+    ("record.json", b"null", "it is not a JSON object"),
+    ("record.json", b"[]", "it is not a JSON object"),
+    ("record.json", b"{}", "no key 'table'"),
+    ("configs.json", b"[]", "it is not a JSON object"),
+    ("runs.csv", b"", "it is empty"),
+    ("runs.csv", b"\n", "no column 'method'"),
+    ("runs.csv", b"null\n", "no column 'method'"),
+    ("runs.csv", b"\xff\n", "can't decode byte"),
+])  # fmt: skip
 def test_file_of_a_record_with_other_content_is_refused(
-    name: str, content: str, tmp_path: Path
+    name: str, content: bytes, got: str, tmp_path: Path
 ) -> None:
     one = asked(tmp_path)
     write(one.table, one.record, tmp_path)
-    (tmp_path / name).write_text(content)
-    with pytest.raises(StorageError, match=f"{name} is damaged"):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(StorageError, match=f"{name} is damaged") as refused:
         read(one.table, tmp_path)
+    assert got in str(refused.value)
     if name == "record.json":
         with pytest.raises(StorageError, match=f"{name} is damaged"):
             name_of_table(tmp_path)
