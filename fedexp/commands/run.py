@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.commands.errors import JOB_ERROR, run_guarded
 from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.tracking.outlet import require_output
 
 if TYPE_CHECKING:
     from fedexp.core.resolved_config import ResolvedConfig
@@ -49,7 +50,7 @@ def run_command(arguments: list[str]) -> int:
     Returns:
         The exit code. Errors of the user are printed without a traceback.
     """
-    return run_guarded(lambda: _run(arguments), needs_output=DRY_FLAG in arguments)
+    return run_guarded(lambda: _run(arguments))
 
 
 def _run(arguments: list[str]) -> int:
@@ -122,6 +123,7 @@ def _print_config(overrides: list[str]) -> int:
     from fedexp.config.compose import compose
 
     print(OmegaConf.to_yaml(OmegaConf.create(compose(overrides).values)), end="")
+    require_output()
     return 0
 
 
@@ -151,6 +153,7 @@ def _dry_run(configs: list[ResolvedConfig]) -> int:
     print(f"dry run: {len(configs)} runs - {len(configs) - len(todo)} done, {len(todo)} to run")
     _print_weights_note(configs)
     print_forecast(todo)
+    require_output()
     return 0
 
 

@@ -32,6 +32,7 @@ from fedexp.tables.report.files import report_folder, write_report
 from fedexp.tables.report.report import Report
 from fedexp.tables.report.terminal import print_report, print_tables
 from fedexp.tables.schema import Table
+from fedexp.tracking.outlet import require_output
 
 if TYPE_CHECKING:
     from fedexp.running.experiment import Experiment
@@ -55,13 +56,12 @@ def run_command(arguments: list[str]) -> int:
         Ctrl-C. With ``--strict``, it is also 1 if the verdict of a number is
         ``different``, or if a claim of the paper is contradicted. For the commands list
         and report, and with ``--dry-run``, it is also 1 if the output cannot be
-        written. It is 2 for errors of
-        the user, which are printed without a traceback.
+        written. It is 2 for errors of the user, which are printed without a traceback.
     """
     if arguments[:1] == ["tune"]:
         return run_guarded(lambda: _refuse_tune(arguments[1:]))
-    # The results of the other commands are files
-    prints = arguments[:1] in (["list"], ["report"]) or "--dry-run" in arguments
+    # These two commands print their result. The others write files.
+    prints = arguments[:1] in (["list"], ["report"])
     return run_guarded(lambda: parser().run(arguments), needs_output=prints)
 
 
@@ -299,6 +299,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     if options.dry_run:
         print_forecast([request.cell_runs[job.overrides].config for job in todo])
+        require_output()
         return 0
 
     if todo:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedexp.commands.errors import JOB_ERROR, Parser, print_error, run_guarded
 from fedexp.core.errors import ConfigError, FedexpError, suggest
+from fedexp.tracking.outlet import require_output
 from fedexp.tuning.search_keys import SEARCH_KEYS
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ def run_command(arguments: list[str]) -> int:
 
     Returns:
         The exit code. It is 0 after a success, 1 if all trials or a test run failed,
-        and 130 after Ctrl-C. It is 2 for errors of the user, which are printed without
-        a traceback.
+        and 130 after Ctrl-C. With ``--dry-run``, it is also 1 if the output cannot be
+        written. It is 2 for errors of the user, which are printed without a traceback.
     """
-    return run_guarded(lambda: parser().run(arguments), needs_output="--dry-run" in arguments)
+    return run_guarded(lambda: parser().run(arguments))
 
 
 def parser() -> Parser:
@@ -98,6 +99,7 @@ def _search(arguments: Sequence[str], options: argparse.Namespace) -> int:
 
     _print_plan(plan, batch)
     if options.dry_run:
+        require_output()
         return 0
     with study.locked():
         begun = len(study.rows())
@@ -316,6 +318,7 @@ def _tune_file(
     total, done = count_runs(plan)
     print(f"conf/tuned/{name}.yaml: {total} runs - {done} done, {total - done} to run", flush=True)
     if options.dry_run:
+        require_output()
         return 0
 
     launch = _launcher(name, hydra, others, plan.tuning.by)

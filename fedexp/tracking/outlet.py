@@ -3,8 +3,8 @@
 Writing to a stream fails if the program that reads it has ended (``| head``), or if the
 stream is closed from the start (``>&-``). The results of a run are files, so they do
 not need the output. The run therefore goes on silently, and its exit code does not
-change. The result of other commands, such as `fedexp-runs` and `fedexp --dry-run`, is
-their output. They call `require_output`.
+change. Some commands only print, such as `fedexp-runs` and `fedexp --dry-run`. They
+call `require_output`.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ def test_a_run_goes_on_without_a_reader(
     (table_command, ["list"]),
     (table_command, ["run", "demo/digits", "--dry-run"]),
     (run_command, [*QUICK, "--dry-run"]),
+    (run_command, [*QUICK, "--cfg", "job"]),
     (tune_command, ["local.lr=0.1,0.2", *QUICK, "--dry-run"]),
 ])  # fmt: skip
 def test_command_that_only_prints_fails_if_the_output_cannot_be_written(
