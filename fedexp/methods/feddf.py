@@ -32,8 +32,8 @@ Differences from the paper:
 
 Differences from the authors' code:
     The code's default settings differ from those in the commands that its authors give
-    for the paper. The optimizer of the aggregator preset ``feddf_paper`` is that of the
-    commands. The preset ``feddf`` follows the re-implementation in FedLAW's code, and
+    for the paper. The aggregator preset ``feddf_paper`` has the optimizer of these
+    commands, ``feddf`` follows the re-implementation in FedLAW's code, and
     ``feddf_matched`` follows FedSyn. The option ``avg_losses`` of FedDF's code averages
     the divergences from the single teachers. Here ``average=probs`` has the same
     gradient, because the loss is linear in the target up to a constant. Two options

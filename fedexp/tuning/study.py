@@ -462,11 +462,12 @@ def _check_journal(path: Path) -> None:
     not read the file afterwards.
 
     Raises:
-        StorageError: A complete line is not an entry of Optuna.
+        StorageError: A complete line is not a JSON object with an operation of Optuna.
     """
     if not path.exists():
         return
-    *lines, rest = path.read_bytes().split(b"\n")
+    content = path.read_bytes()
+    *lines, rest = content.split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
@@ -480,7 +481,7 @@ def _check_journal(path: Path) -> None:
                 "again)",
             )
     if rest:
-        os.truncate(path, path.stat().st_size - len(rest))
+        os.truncate(path, len(content) - len(rest))
 
 
 def _constraints(trial: FrozenTrial) -> tuple[float]:

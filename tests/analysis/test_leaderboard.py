@@ -369,7 +369,8 @@ def test_best_values_are_marked_at_the_edge_of_what_was_tried() -> None:
     outside = measured(lr, Swept("trainer.mu", (1, 2), (0.4, 0.3), None))
     points = "local.lr: 0.1 (0.5000), 0.3 (failed); trainer.mu: 1 (0.4000), 2 (0.3000)"
     assert tried(outside, "fedprox") == points
-    ((_, ranges),) = chosen = replace(shown, tunings=[outside]).chosen
+    chosen = replace(shown, tunings=[outside]).chosen
+    ranges = chosen[0][1]
     best = "local.lr=0.1 (lower edge), trainer.mu=0.1 (lower edge)"
     assert best_values(ranges["fedprox"]) == best
     assert best_values(None) == "not chosen yet"
@@ -380,8 +381,8 @@ def test_best_values_are_marked_at_the_edge_of_what_was_tried() -> None:
 
     lr = Swept("local.lr", (0.1, 0.2, 0.3), (0.3, 0.5, 0.4), 0.2)
     inside = measured(lr, Swept("trainer.mu", (0.05, 0.2), (0.4, 0.3), None))
-    ((_, ranges),) = chosen = replace(shown, tunings=[inside]).chosen
-    assert best_values(ranges["fedprox"]) == "local.lr=0.2, trainer.mu=0.1"
+    chosen = replace(shown, tunings=[inside]).chosen
+    assert best_values(chosen[0][1]["fedprox"]) == "local.lr=0.2, trainer.mu=0.1"
     assert edge_note(board, chosen) == ""
     untuned = replace(inside, results={})
     assert tried(untuned, "fedprox") == "local.lr: 0.1, 0.2, 0.3; trainer.mu: 0.05, 0.2"
