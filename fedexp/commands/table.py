@@ -54,15 +54,13 @@ def run_command(arguments: list[str]) -> int:
     Returns:
         The exit code. It is 0 after a success, 1 if a cell failed, and 130 after
         Ctrl-C. With ``--strict``, it is also 1 if the verdict of a number is
-        ``different``, or if a claim of the paper is contradicted. For the commands list
-        and report, and with ``--dry-run``, it is also 1 if the output cannot be
+        ``different``, or if a claim of the paper is contradicted. If a command only
+        prints, for example with ``--dry-run``, it is also 1 if the output cannot be
         written. It is 2 for errors of the user, which are printed without a traceback.
     """
     if arguments[:1] == ["tune"]:
         return run_guarded(lambda: _refuse_tune(arguments[1:]))
-    # These two commands print their result. The others write files.
-    prints = arguments[:1] in (["list"], ["report"])
-    return run_guarded(lambda: parser().run(arguments), needs_output=prints)
+    return run_guarded(lambda: parser().run(arguments))
 
 
 def _refuse_tune(arguments: list[str]) -> int:
@@ -517,6 +515,7 @@ def _publish(
 
     print_report(report)
     if folder is None:
+        require_output()
         return
     for left in stale_files(folder):
         delete_path(left)
@@ -569,6 +568,7 @@ def _list(options: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=2))
     else:
         print_tables(rows)
+    require_output()
     return 0
 
 

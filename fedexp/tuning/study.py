@@ -217,8 +217,9 @@ class TuningStudy:
         from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        _check_journal(self.search.folder / _JOURNAL)
-        path = str(self.search.folder / _JOURNAL)
+        journal = self.search.folder / _JOURNAL
+        _check_journal(journal)
+        path = str(journal)
         study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path))),
             study_name=self.search.folder.parent.name,

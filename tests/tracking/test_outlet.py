@@ -18,6 +18,7 @@ from fedexp.commands.table import run_command as table_command
 from fedexp.commands.tune import run_command as tune_command
 from fedexp.tracking.outlet import lasting_output
 
+RECORD = Path(__file__).resolve().parents[2] / "scripts/results/nafi/fig2b-reduced"
 QUICK = ["rounds=1", "clients=2", "model.hidden=[4]", "limit.train=40", "limit.test=20"]
 
 
@@ -47,6 +48,7 @@ def test_a_run_goes_on_without_a_reader(
 
 @pytest.mark.parametrize(("command", "arguments"), [
     (table_command, ["list"]),
+    (table_command, ["report", "nafi/fig2b", "--from", str(RECORD)]),
     (table_command, ["run", "demo/digits", "--dry-run"]),
     (run_command, [*QUICK, "--dry-run"]),
     (run_command, [*QUICK, "--cfg", "job"]),
