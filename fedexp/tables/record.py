@@ -202,9 +202,9 @@ class TableRecord:
     """
 
     variant: Variant
-    only: dict[str, list[Value]]
-    seeds: list[int] | None
-    extra: list[str]
+    only: Mapping[str, Sequence[Value]]
+    seeds: Sequence[int] | None
+    extra: Sequence[str]
     command: str
     runs: Mapping[RunKey, RunRecord]
     curves: Curves = field(default_factory=dict)
@@ -485,8 +485,8 @@ def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord
 
 
 def _either(
-    only: Mapping[str, list[Value]], other: Mapping[str, list[Value]]
-) -> dict[str, list[Value]]:
+    only: Mapping[str, Sequence[Value]], other: Mapping[str, Sequence[Value]]
+) -> Mapping[str, Sequence[Value]]:
     """Return the restriction to the cells of either of two restrictions.
 
     A restriction has the allowed values by key. A key that it lacks is not restricted.
@@ -522,7 +522,7 @@ def _either(
     return {**only, key: values}
 
 
-def only_text(only: Mapping[str, list[Value]]) -> str:
+def only_text(only: Mapping[str, Sequence[Value]]) -> str:
     """Return a restriction as it is typed: ``alpha=0.1,0.5 method=fedavg``."""
     return " ".join(f"{key}={','.join(map(label, values))}" for key, values in only.items())
 
