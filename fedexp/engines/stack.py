@@ -52,7 +52,7 @@ from fedexp.core.local_optimizers import LocalOptimizer
 from fedexp.core.net import Net
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer
-from fedexp.core.trees import Tree
+from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import Weights
 from fedexp.engines.kernels.kernel import (
     FusedKernel,
@@ -344,7 +344,17 @@ class _Training:
 
 
 def _stacked(clients: Sequence[_StackedClient], state: bool) -> StackTrees:
+    """Return the trees of all clients. Client states are included if `state` is true.
+
+    Raises:
+        UnlikeJobsError: A broadcast tensor or a tensor of the client states has another
+            shape for another client.
+    """
     first, own = clients[0].job, [client.ctx for client in clients]
+    _check_shapes([ctx.shared for ctx in own])
+    if state:
+        _check_shapes([ctx.state for ctx in own])
+
     received = Received(
         _joined([ctx.received.params for ctx in own]),
         _joined([ctx.received.buffers for ctx in own]),
@@ -359,6 +369,16 @@ def _stacked(clients: Sequence[_StackedClient], state: bool) -> StackTrees:
         if state
         else {},
     )
+
+
+def _check_shapes(trees_of_all: Sequence[Trees]) -> None:
+    """Refuse tensors of one name that differ in shape from client to client."""
+    for group, tree in trees_of_all[0].items():
+        for name, value in tree.items():
+            if any(trees_of_one[group][name].shape != value.shape for trees_of_one in trees_of_all):
+                raise UnlikeJobsError(
+                    f"its tensor '{name}' of '{group}' differs in shape from client to client"
+                )
 
 
 def _runs(keys: Sequence[object]) -> list[tuple[int, int]]:

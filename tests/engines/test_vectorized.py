@@ -381,6 +381,27 @@ def test_clients_of_one_size_are_stacked_after_a_stack_of_different_sizes() -> N
 
 
 @dataclass(frozen=True)
+class StatePerSample(Trainer):
+    """A trainer whose client state has one number per sample, which a hook reads."""
+
+    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+        own = ctx.state["table"]["values"].mean() if ctx.state else 1.0
+        return {name: value * own for name, value in grad.items()}
+
+    def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
+        return {}, {"table": {"values": torch.arange(1.0, ctx.num_examples + 1)}}
+
+
+@pytest.mark.parametrize("model", [DEEP, CONV], ids=["mlp", "conv"])
+def test_client_states_of_different_shapes_are_stacked_by_size(model: dict) -> None:
+    w = world(sizes=(20, 12, 17, 12, 20, 20), model=model)
+    w.env = replace(w.env, trainer=StatePerSample())
+    engine = Vectorized(stack=3)
+    assert_matches_serial(engine, w, second_round_jobs(w), 1e-9)
+    assert engine.stacked_steps
+
+
+@dataclass(frozen=True)
 class Unreduced(Trainer):
     """A trainer with a loss per sample, whose mean is not taken or is not a scalar."""
 
