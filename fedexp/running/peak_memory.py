@@ -94,8 +94,9 @@ def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_
     - s: number of clients that train at once. Each client needs 4 p, for weights,
       gradients and two buffers of an optimizer.
     - a: size of the activations of one sample, 400 times the size of its input
-    - b, e: batch sizes of training and evaluation. Evaluation stores the activations of
-      a few layers only, so e is divided by 4.
+    - b, e: numbers of samples of the largest batches in training and evaluation. They
+      are smaller than the configured batch sizes if there are fewer samples. Evaluation
+      stores the activations of a few layers only, so e is divided by 4.
     """
     starts = {id(job.start): job.start for job in jobs}.values()
     states = {id(job.state): job.state or {} for job in jobs}.values()
@@ -103,9 +104,10 @@ def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_
     p += max(sum(map(num_bytes, state.values())) for state in states)
     x, s = data.train.x, min(at_once, len(jobs))
     a = _ACTIVATIONS * x[:1].numel() * data.train.dtype.itemsize
-    batch = max(job.local_training.batch_size for job in jobs)
+    b = max(min(job.local_training.batch_size, data.partition.size(job.client)) for job in jobs)
+    e = min(eval_batch, max(len(data.train), len(data.test)))
 
-    return x.nbytes + p * (len(jobs) + 4 * s) + a * max(s * batch, eval_batch // 4)
+    return x.nbytes + p * (len(jobs) + 4 * s) + a * max(s * b, e // 4)
 
 
 def free_memory(device: torch.device) -> int:

@@ -229,8 +229,16 @@ def test_an_estimate_is_the_formulas(overrides: list[str], trees: int) -> None:
     for at_once, s in ((1, 1), (3, 3), (32, 4)):
         for e in (4, 400):
             assert estimate(jobs, world.data, at_once, e) == d + p * (4 + 4 * s) + a * max(
-                8 * s, e // 4
+                8 * s, min(e, 58) // 4
             )
+
+
+def test_an_estimate_counts_no_more_samples_in_a_batch_than_there_are() -> None:
+    estimates = []
+    for batch_size in (20, 1_000_000):  # the largest client has 20 samples
+        world = make_world("method=fedavg", f"local.batch_size={batch_size}")
+        estimates.append(estimate(jobs_of(world), world.data, 3, 8))
+    assert estimates[0] == estimates[1]
 
 
 def test_half_of_the_free_memory_is_near_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
