@@ -26,7 +26,7 @@ class ImageFolder(Dataset):
 
     folder: str
 
-    cache_version: ClassVar[int] = 1
+    cache_version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()

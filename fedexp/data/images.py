@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -80,7 +80,8 @@ def image_size(file: Path) -> tuple[int, int]:
     try:
         with Image.open(file) as image:
             return image.size
-    except _UNDECODABLE as error:
+    # Pillow refuses images of more than about 180 million pixels.
+    except (*_UNDECODABLE, Image.DecompressionBombError) as error:
         raise _damaged(file, error) from error
 
 
@@ -102,7 +103,8 @@ def _decode(file: Path, channels: int, height: int, width: int) -> np.ndarray:
             if pixels.size != (width, height):
                 pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
             return np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels)
-    except _UNDECODABLE as error:
+    # Pillow refuses images of more than about 180 million pixels.
+    except (*_UNDECODABLE, Image.DecompressionBombError) as error:
         raise _damaged(file, error) from error
 
 
@@ -130,37 +132,37 @@ def require_image_shape(shape: tuple[int, ...]) -> None:
 def image_files(folder: Path) -> list[Path]:
     """Return the images directly in or below `folder`, sorted.
 
-    Hidden files are skipped.
+    Hidden files and the files of hidden folders are skipped.
     """
-    return sorted(
-        Path(place) / name
-        for place, _, names in os.walk(folder, followlinks=True)
-        for name in names
-        if not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS
-    )
+    return sorted(file for file in _visible_files(folder) if file.suffix.lower() in EXTENSIONS)
+
+
+def _visible_files(folder: Path) -> Iterator[Path]:
+    """Yield the files in or below `folder`, without hidden files and folders."""
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(place) / name for name in sorted(names) if not name.startswith("."))
 
 
 def check_class_folder(folder: Path) -> None:
     """Refuse a class folder without images, or with images that are not read.
 
-    Hidden files and other files are accepted.
+    Hidden files, the files of hidden folders and other files are accepted.
 
     Raises:
         DataError: The folder has no image, or an image has an extension that is not
             read.
     """
     accepted = ", ".join(sorted(ending.removeprefix(".") for ending in EXTENSIONS))
-    for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith(".") and Path(name).suffix.lower() in _UNREAD:
-                raise DataError(
-                    "an image in a class folder has a format that is not read",
-                    where=str(Path(place) / name),
-                    expected=accepted,
-                    got=Path(name).suffix,
-                    do="convert the file, or move it out of the class folder",
-                )
+    for file in _visible_files(folder):
+        if file.suffix.lower() in _UNREAD:
+            raise DataError(
+                "an image in a class folder has a format that is not read",
+                where=str(file),
+                expected=accepted,
+                got=file.suffix,
+                do="convert the file, or move it out of the class folder",
+            )
 
     if not image_files(folder):
         raise DataError(

@@ -190,6 +190,27 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     assert "deep.png" in str(caught.value)
 
 
+def test_an_image_with_too_many_pixels_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    write_folder(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    save_image(tmp_path / "bugs/train/bee/large.png", np.zeros((20, 20), np.uint8))
+    with pytest.raises(DataError, match="cannot be decoded") as caught:
+        bugs().load(tmp_path, download=False)
+    assert "large.png" in str(caught.value)
+
+
+def test_images_in_hidden_folders_are_not_read(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    hidden = tmp_path / "bugs/train/ant/.ipynb_checkpoints"
+    save_image(hidden / "0-checkpoint.png", np.zeros((6, 4), np.uint8))
+    (hidden / "photo.avif").write_bytes(b"x")
+    assert bugs().load(tmp_path, download=False).train_y.tolist() == [0, 0, 0, 1, 1, 1]
+
+
 def test_class_folder_with_unread_files_or_without_images_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path)
     ant = tmp_path / "bugs/train/ant"
