@@ -155,10 +155,9 @@ class Vectorized(Engine):
                     break  # larger stacks would exceed the cache even more
 
         choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
-        each = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
-        context.note(
-            f"engine: timed milliseconds per local step: serial {1e3 * serial:.3g}, {each}"
-        )
+        timed = [f"serial {1e3 * serial:.3g}"]
+        timed += [f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items()]
+        context.note(f"engine: timed milliseconds per local step: {', '.join(timed)}")
         return (
             Serial() if choice is None or best > 0.95 * serial else Vectorized(choice[1], choice[0])
         )

@@ -254,6 +254,15 @@ def test_the_fastest_stack_is_taken(
     assert "serial 1" in notes[0] and "linear 3" in notes[0] and "vmap 2" in notes[0]
 
 
+def test_note_of_timing_without_stacks_names_the_serial_time_only(
+    seconds: Callable[[Seconds], None],
+) -> None:
+    seconds(lambda engine: 1e-3)
+    made, notes = noted(engine_context(sizes=(12,), rounds=LONG, numerics=CUDA))
+    assert describe(Auto().choose(made)) == describe(Serial())
+    assert notes == ["engine: timed milliseconds per local step: serial 1"]
+
+
 @dataclass(frozen=True)
 class Unstackable(Trainer):
     """A trainer with a loss that `torch.vmap` cannot vectorise."""
