@@ -38,8 +38,9 @@ class Auto(Engine):
         """Return the engine that an earlier launch chose.
 
         `computing` is the engine that trained inside each process of that launch. If
-        each process had fewer threads than the run, there were several processes. The
-        earlier launch had then chosen `Workers`.
+        each process had fewer threads than the run has now, `Workers` divides the jobs
+        among as many of these processes as fit. This changes no bit of a result, also
+        if the earlier launch had only one process.
         """
         return (
             Workers().restore(computing, threads, num_threads)

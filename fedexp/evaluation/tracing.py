@@ -51,7 +51,7 @@ class Traced:
         empty for methods that have several iterations per step.
 
         Args:
-            within: Number of the step within its round, from 1.
+            within: Number of the step within its round, from 0.
         """
         row = self.rows[0] if within and [row["iteration"] for row in self.rows] == [within] else {}
         return {name: v for name, v in row.items() if isinstance(v, float) and math.isfinite(v)}

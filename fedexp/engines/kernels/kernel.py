@@ -53,7 +53,7 @@ class StackBatch:
 
     Args:
         x: Inputs of shape (k, b, ...). Rows beyond a client's own batch are padding.
-        y: Targets of shape (k, b).
+        y: Targets of shape (k, b, ...).
         share: Weight of each row in the mean loss of its client. If all clients have b
             rows, it is the number 1 / b. Otherwise it is a (k, b) tensor with zeros for
             padding.
