@@ -162,7 +162,7 @@ def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
     if isinstance(partitioner, BoundedPartitioner):
         what += (
             f" repeatedly, for at most {partitioner.max_seconds:g} s of computing "
-            "(partition.max_seconds)"
+            f"per {partitioner.limited} (partition.max_seconds)"
         )
     timer = threading.Timer(_NOTICE_AFTER_SECONDS, lambda: print(what, file=sys.stderr, flush=True))
     timer.daemon = True

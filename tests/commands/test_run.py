@@ -587,15 +587,28 @@ def test_smoke_fits_every_split(overrides: list[str]) -> None:
     assert run_command(["debug=smoke", *overrides]) == 0
 
 
-def test_a_split_that_takes_long_to_draw_is_announced(capsys, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("hopeless", "limited", "problem"),
+    [
+        (["partition.min_size=140"], "split", "left a client with fewer than min_size=140"),
+        (
+            ["partition=dirichlet_blocks", "partition.block=20", "clients=20"],
+            "block",
+            "a block has",
+        ),
+    ],
+    ids=["dirichlet", "blocks"],
+)
+def test_a_split_that_takes_long_to_draw_is_announced(
+    hopeless: list[str], limited: str, problem: str, capsys, monkeypatch
+) -> None:
     monkeypatch.setattr("fedexp.running.check._NOTICE_AFTER_SECONDS", 0.05)
-    hopeless = ["partition.alpha=0.01", "partition.min_size=140", "partition.max_seconds=0.5"]
-    assert run_command(hopeless) == 2
+    assert run_command([*hopeless, "partition.alpha=0.01", "partition.max_seconds=0.5"]) == 2
     told = capsys.readouterr().err
-    assert (
-        told.startswith("drawing the split repeatedly, for at most 0.5 s")
-        and "left a client with fewer than min_size=140" in told
+    assert told.startswith(
+        f"drawing the split repeatedly, for at most 0.5 s of computing per {limited} "
     )
+    assert problem in told
 
 
 def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, capsys) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedexp.core.build import require
 from fedexp.core.errors import DataError
@@ -20,6 +21,9 @@ class BoundedPartitioner(Partitioner):
         max_seconds: Largest CPU time of all attempts together, in seconds. The time of
             other processes does not count.
     """
+
+    # What the two limits apply to, for messages.
+    limited: ClassVar[str] = "split"
 
     max_draws: int = 100_000
     max_seconds: float = 60.0

@@ -32,9 +32,12 @@ class DirichletBlocks(DirichletPartitioner, BoundedPartitioner):
         alpha: Concentration. As alpha goes to 0, each class of a block goes to one
             client.
         block: Number of clients per block. The last block may have fewer.
+        max_draws: Largest number of attempts for each block.
+        max_seconds: Largest CPU time of all attempts for a block, in seconds.
     """
 
     name: ClassVar[str] = "dirichlet_blocks"
+    limited: ClassVar[str] = "block"
 
     block: int = 10
 
