@@ -117,7 +117,8 @@ class Krum(Collecting):
         )
 
         for name in updates[0]:
-            stacked = torch.stack([update[name] for update in updates]).flatten(1).double()
+            # Not `flatten(1)`, because a parameter may be a scalar
+            stacked = torch.stack([update[name] for update in updates]).reshape(n, -1).double()
             squared += torch.cdist(
                 stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist"
             ).square()

@@ -25,7 +25,11 @@ from tests.world import SOFTMAX, make_data, make_world
 def updates(n: int) -> list[Tree]:
     rng = np.random.default_rng(n)
     return [
-        {"a": torch.from_numpy(rng.normal(size=(2, 3))), "b": torch.from_numpy(rng.normal(size=4))}
+        {
+            "a": torch.from_numpy(rng.normal(size=(2, 3))),
+            "b": torch.from_numpy(rng.normal(size=4)),
+            "scalar": torch.tensor(rng.normal(), dtype=torch.float64),
+        }
         for _ in range(n)
     ]
 
