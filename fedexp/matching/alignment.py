@@ -86,10 +86,10 @@ def align(
 ) -> list[dict[str, Tensor]]:
     """Find the map that moves each of `models` onto `reference`.
 
-    Units of frozen layers are the same in all models. They stay in place and have no
-    map. A group has several layers if their outputs are summed. Some of these layers
-    may read units whose maps are not known yet. The group's units are compared only by
-    its other layers.
+    Units of a frozen tensor stay in place and have no map (`held_groups`). A group has
+    several layers if their outputs are summed. Some of these layers may read units
+    whose maps are not known yet. The group's units are compared only by its other
+    layers.
 
     Args:
         models: The models to move.
@@ -108,8 +108,9 @@ def align(
 
     maps: list[dict[str, Tensor]] = [{} for _ in models]
     groups = movable(structure, reference)
-    decided = {group.name for group in structure.groups if group not in groups}
-    if options.output == "transported":
+    held = held_groups(structure, reference)
+    decided = {group.name for group in structure.groups if group.name in held}
+    if options.output == "transported" and structure.output.name not in held:
         groups = (*groups, structure.output)
 
     if options.support == "activations":
@@ -136,9 +137,22 @@ def align(
 
 
 def movable(structure: Structure, weights: Weights) -> tuple[Group, ...]:
-    """Return the hidden groups that contain no frozen layer."""
-    frozen = weights.frozen
-    return tuple(group for group in structure.groups if frozen.isdisjoint(group.layers))
+    """Return the hidden groups that are not in `held_groups`."""
+    held = held_groups(structure, weights)
+    return tuple(group for group in structure.groups if group.name not in held)
+
+
+def held_groups(structure: Structure, weights: Weights) -> set[str]:
+    """Return the names of the groups to which a frozen tensor has an axis.
+
+    The tensor computes, normalises or reads the group's units. Frozen tensors are
+    copied from one model to the fused model, so these units must stay in place.
+    """
+    return {
+        unit_axis.group
+        for name in weights.frozen
+        for unit_axis in structure.unit_axes.get(name, ())
+    }
 
 
 def moved_share(structure: Structure, maps: Sequence[Maps]) -> float:

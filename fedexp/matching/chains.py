@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.weights import ModelSpec, by_spec
+from fedexp.core.weights import ModelSpec, by_spec, frozen_of
 from fedexp.matching.beta_bernoulli import BetaBernoulli, UnitAssignment, match_each
 from fedexp.matching.structure import Structure, structure_of
 from fedexp.matching.tainting import norm_layers
@@ -68,6 +68,10 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
         raise _chain_error("a layer reads more than the layer before it", spec)
 
     known = {name for layer in structure.layers for name in (layer.weight, layer.bias)}
+    frozen = frozen_of(spec.arch, tuple(name for name in known if name is not None))
+    if frozen:
+        raise _chain_error(f"'{min(frozen)}' is frozen, and all layers are estimated", spec)
+
     module = spec.module()
     others = [
         name
@@ -84,7 +88,7 @@ def _chain_error(what: str, spec: ModelSpec) -> ConfigError:
     return ConfigError(
         f"only chains of linear layers can be matched here: {what}",
         where="model",
-        expected="a multi-layer perceptron without norm layers",
+        expected="a multi-layer perceptron without norm layers and frozen parameters",
         got=spec.arch,
         do="choose model=mlp, or a method that moves units without a prior for them (ot_fusion)",
     )

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedexp.core.layers import Layer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
+from fedexp.matching.alignment import held_groups
 from fedexp.matching.beta_bernoulli import BetaBernoulli, match
 from fedexp.matching.chains import BIAS_MEAN
 from fedexp.matching.embedding import Embedding
@@ -50,8 +51,8 @@ class PartlyMatched:
     ) -> PartlyMatched:
         """Match the next group.
 
-        Units of frozen layers are the same in all models and do not move. A group has
-        several layers if their outputs are summed. Only layers whose inputs are already
+        Units of a frozen tensor do not move, see `held_groups`. A group has several
+        layers if their outputs are summed. Only layers whose inputs are already
         matched are then compared.
 
         Args:
@@ -62,7 +63,7 @@ class PartlyMatched:
         """
         structure = structure_of(self.models[0].spec, input_shape)
         group = structure.groups[len(self.units)]
-        if not self.models[0].frozen.isdisjoint(group.layers):
+        if group.name in held_groups(structure, self.models[0]):
             units, width = torch.arange(group.size).expand(len(self.models), -1).clone(), group.size
         else:
             known = set(self.units)

@@ -22,9 +22,9 @@ class Edges:
 
     Args:
         target: Name of the group to which the weight's rows belong. None if these units
-            cannot move: the network's output and units of frozen layers.
+            cannot move: the network's output and units of frozen tensors.
         source: Name of the group to which the weight's columns belong. None if these
-            columns cannot move: the network's input and units of frozen layers.
+            columns cannot move: the network's input and units of frozen tensors.
         values: Weights of shape (models, rows, columns, k), float64. An edge has k
             weights: the entries of a convolution's kernel, or the positions of a
             flattened feature map. Otherwise k is 1.

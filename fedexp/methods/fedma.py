@@ -380,7 +380,7 @@ class FedMA(UnitMatching):
 def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> Weights:
     """Merge models that agree on all hidden layers into one model.
 
-    Tensors that belong to no layer are averaged.
+    Tensors that belong to no layer are averaged, except frozen ones.
 
     Args:
         models: The models.
@@ -398,7 +398,7 @@ def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> W
     }
 
     for name in (output.weight, output.bias):
-        if name is not None:
+        if name is not None and name not in first.frozen:
             value = torch.stack([model.params[name].double() for model in models])
             share = shares.to(value.device).reshape(*shares.shape, *[1] * (value.dim() - 2))
             merged[name] = (share * value).sum(0).to(first.params[name])

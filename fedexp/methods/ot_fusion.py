@@ -115,7 +115,8 @@ def aligned(
     """Align the hidden units of all models to those of a reference model.
 
     The reference is the first model, or the second if there are two. Its maps are
-    identities. Groups of units with a frozen layer have no map and do not move.
+    identities. Units of a frozen tensor have no map and do not move
+    (`fedexp.matching.alignment.held_groups`).
 
     Args:
         models: The models.

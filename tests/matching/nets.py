@@ -41,6 +41,20 @@ class PartlyFrozen(nn.Module):
         return self.output(torch.relu(self.hidden(self.norm(self.conv(x)).mean((2, 3)))))
 
 
+class FrozenHead(nn.Module):
+    """A network whose output layer is frozen."""
+
+    frozen_parameters = ("output.*",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(128, 7), nn.Linear(7, 5)
+        self.output = nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(torch.relu(self.second(torch.relu(self.first(x.flatten(1))))))
+
+
 class Gated(nn.Module):
     """A network whose channels are multiplied by the units of a linear layer.
 

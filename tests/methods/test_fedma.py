@@ -421,6 +421,20 @@ def test_frozen_layers_keep_their_bits_and_their_order() -> None:
     assert metrics["fusion/matched"] == 1
 
 
+def test_a_frozen_output_layer_never_changes() -> None:
+    """The units that a frozen layer reads are not matched. All others are."""
+    spec = spec_of("FrozenHead")
+    start, other = models_of(spec, 2)
+    params = {
+        name: start.params[name] if name in start.frozen else value.flip(0)
+        for name, value in other.params.items()
+    }
+    world = matching(spec, widths="fixed")
+    result, _ = merged(world, [start, Weights(spec, params, {})], [[5, 0, 0], [3, 4, 0]])
+    for name, value in result.params.items():
+        assert torch.equal(value, start.params[name]) == (name in start.frozen)
+
+
 @pytest.mark.parametrize("name", ["cnn", "cnn, BatchNorm"])
 def test_with_fixed_widths_and_no_prior_it_is_the_average(name: str) -> None:
     """With fixed widths and without a prior, the result is the average.

@@ -1,4 +1,4 @@
-"""All methods that match hidden units log metrics with the same names."""
+"""All methods that match hidden units log the same metrics and keep frozen layers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from fedexp.core.weights import Weights
 from fedexp.matching.widths import width_metrics
-from tests.matching.nets import MODELS
-from tests.methods.fusion_world import models_of, results_of, world_of
+from tests.matching.nets import MODELS, spec_of
+from tests.methods.fusion_world import fused, models_of, results_of, world_of
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -58,3 +59,38 @@ def test_widths_ratio_and_share() -> None:
         "fusion/log_ratio": pytest.approx(math.log(8 / 12)),
         "fusion/matched": pytest.approx(7 / 12),
     }
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method=average", "aggregator.last_layer=masked"),
+        ("method=ot_fusion",),
+        ("method=ot_fusion", "aggregator.alignment.output=transported"),
+        ("method=git_rebasin",),
+        ("method=gamf", "aggregator.joint.sweeps=6", "aggregator.joint.final=4"),
+        ("method=gamf", "aggregator.mode=pairwise", "aggregator.pairwise.sweeps=1"),
+    ],
+)
+def test_a_frozen_output_layer_never_changes(overrides: tuple[str, ...], count: int) -> None:
+    """A frozen output layer keeps its bits, also for a class that no client has."""
+    spec = spec_of("FrozenHead")
+    start, *others = models_of(spec, count)
+    frozen = start.frozen
+    assert frozen == {"output.weight", "output.bias"}
+    models = [start] + [
+        Weights(
+            spec,
+            # The units of the hidden layers are in another order
+            {
+                name: start.params[name] if name in frozen else value.flip(0)
+                for name, value in other.params.items()
+            },
+            {},
+        )
+        for other in others
+    ]
+    result = fused(world_of(spec, *overrides), models, [[5, 1, 0]] * count)
+    for name, value in result.params.items():
+        assert torch.equal(value, start.params[name]) == (name in frozen)

@@ -824,6 +824,7 @@ CHAINLESS = {
     "cnn": (MODELS["cnn"], "only chains of linear layers.*convolution"),
     "BatchNorm": (MODELS["cnn, BatchNorm"], "is a norm layer"),
     "resnet": (MODELS["resnet, BatchNorm"], "is a norm layer"),
+    "frozen": (spec_of("FrozenHead"), "'output.bias' is frozen"),
     "LayerNorm": (MODELS["gated"], "is a norm layer"),
     "residual": (
         spec_of(f"{HERE}Residual"),

@@ -166,11 +166,11 @@ def with_masked_output(
 ) -> Weights:
     """Return `fused` with another last layer, the `masked_output` of `models`.
 
-    Both weight and bias of the layer are replaced.
+    Both weight and bias of the layer are replaced, unless they are frozen.
     """
     masked = {
         name: masked_output(torch.stack([m.params[name] for m in models]), present)
         for name in (output.weight, output.bias)
-        if name is not None
+        if name is not None and name not in fused.frozen
     }
     return Weights(fused.spec, {**fused.params, **masked}, fused.buffers)
