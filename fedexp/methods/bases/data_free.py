@@ -344,17 +344,12 @@ def _check_stackable(env: Env) -> None:
 
 
 def _check_bf16(env: Env) -> None:
-    """Refuse a dtype that autocast does not change, or CUDA without native bfloat16."""
-    reason = f"{env.device} does not support it" if not has_bf16(env.device) else None
-
-    if env.dtype != torch.float32:
-        reason = f"autocast does not change {env.dtype}"
-
-    if reason:
+    """Refuse CUDA without native bfloat16."""
+    if not has_bf16(env.device):
         raise ConfigError(
-            f"bfloat16 cannot be used: {reason}",
+            f"bfloat16 cannot be used: {env.device} does not support it",
             where="aggregator.precision",
-            expected="float32, or dtype=float32 on a device with bfloat16",
+            expected="float32, or a device with bfloat16",
             got="bf16",
             do="set aggregator.precision=float32",
         )
