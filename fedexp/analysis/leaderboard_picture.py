@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.transforms import BboxBase
 
 from fedexp.analysis.leaderboard import Entry, Leaderboard
 from fedexp.tables.report import canvas
@@ -48,11 +49,17 @@ def picture(board: Leaderboard) -> Picture | None:
     title = f"{board.table.metric.capitalize()} against costs"
     with canvas.use_style():
         figure = canvas.figure(_WIDTH, _HEIGHT)
+        named = []
         for at, (label, points) in enumerate(panels.items()):
             axes = figure.add_subplot(1, len(panels), at + 1)
             axes.set(xlabel=label, ylabel=f"{board.table.metric}, {board.table.unit}")
             _set_cost_axis(axes, points, _COSTS[label][1])
-            _draw(axes, points, higher_is_better=board.table.higher_is_better)
+            best = front(points, higher_is_better=board.table.higher_is_better)
+            _draw(axes, points, best)
+            named.append((axes, best))
+        figure.draw_without_rendering()  # sets the limits and sizes of the axes
+        for axes, best in named:
+            name_points(axes, best)
         return canvas.render_picture("costs", title, figure, [_NOTE])
 
 
@@ -88,20 +95,40 @@ def _point(board: Leaderboard, entry: Entry, cost: str) -> Point | None:
     return (mean, entry.aggregate.mean.value, entry.label) if mean and entry.aggregate else None
 
 
-def _draw(axes: Axes, points: Sequence[Point], *, higher_is_better: bool) -> None:
-    best = front(points, higher_is_better=higher_is_better)
+def _draw(axes: Axes, points: Sequence[Point], best: Sequence[Point]) -> None:
+    """Draw all points, and a line through the best."""
     for cost, number, label in points:
         named = (cost, number, label) in best
         colour = canvas.COLOURS["blue" if named else "grey"]
         axes.plot(cost, number, "o", markersize=5, color=colour, zorder=3 if named else 2)
     axes.plot(*zip(*[one[:2] for one in best], strict=True), color=canvas.FAINT, zorder=1)
-    for cost, number, label in best:
-        axes.annotate(
+    axes.margins(x=0.1, y=0.1)
+
+
+def name_points(axes: Axes, points: Sequence[Point]) -> None:
+    """Write the labels of points at their upper left, where no method has a point.
+
+    A label is at the right of its point if it does not fit into the axes. It is moved
+    down if it overlaps another label.
+    """
+    # Make room at the left of all points
+    to_data = axes.transAxes + axes.transData.inverted()
+    axes.set_xlim(left=max(to_data.transform((-0.4, 0))[0], 0))
+
+    taken: list[BboxBase] = []
+    for cost, number, label in sorted(points, key=lambda point: -point[1]):
+        text = axes.annotate(
             canvas.plot_label(label),
             (cost, number),
-            xytext=(4, 4),
+            xytext=(-4, 4),
             textcoords="offset points",
+            horizontalalignment="right",
             fontsize=8,
             color=canvas.INK,
         )
-    axes.margins(x=0.25, y=0.1)
+        if text.get_window_extent().x0 < axes.bbox.x0:
+            text.xyann = (4, 4)
+            text.set_horizontalalignment("left")
+        while any(text.get_window_extent().overlaps(box) for box in taken):
+            text.xyann = (text.xyann[0], text.xyann[1] - 1)
+        taken.append(text.get_window_extent())

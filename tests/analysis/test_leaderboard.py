@@ -10,14 +10,14 @@ import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 from pathlib import Path
 
 import pytest
 from scipy.stats import ttest_rel
 
 from fedexp.analysis.leaderboard import WORST_TENTH, Leaderboard, leaderboard, to_csv
-from fedexp.analysis.leaderboard_picture import front, picture
+from fedexp.analysis.leaderboard_picture import front, name_points, picture
 from fedexp.core.errors import ConfigError
 from fedexp.site import leaderboards
 from fedexp.site.leaderboards import Shown, best_values, edge_note, finding, tried
@@ -25,6 +25,7 @@ from fedexp.tables import record, sweeps
 from fedexp.tables.cells import Job, PlannedCell
 from fedexp.tables.load import load_table
 from fedexp.tables.record import RunRecord, TableRecord, run_key
+from fedexp.tables.report import canvas
 from fedexp.tables.schema import Column, Table, Where, fits
 from fedexp.tuning.tuned_files import Sweep, Swept, Tuning, load_tuning
 
@@ -314,6 +315,24 @@ def test_front_has_the_points_that_no_other_beats() -> None:
     points += [(1.0, 5.0, "equal"), (3.0, 7.0, "later")]
     assert [label for *_, label in front(points, higher_is_better=True)] == ["a", "equal", "b"]
     assert [label for *_, label in front(points, higher_is_better=False)] == ["poor"]
+
+
+def test_labels_of_a_picture_overlap_neither_each_other_nor_its_edge() -> None:
+    """Two points are nearly equal, and one label is too long for the left of its point."""
+    points = [(6.0, 0.7, "second"), (6.0, 0.7001, "best"), (6.5, 0.9, "long " * 7)]
+    figure = canvas.figure(4.0, 3.0)
+    axes = figure.add_subplot()
+    axes.plot(*zip(*[point[:2] for point in points], (9.0, 0.5), strict=True), "o")
+    figure.draw_without_rendering()
+    name_points(axes, points)
+    labels = {text.get_text().split()[0]: text.get_window_extent() for text in axes.texts}
+    assert len(labels) == 3
+    assert all(not one.overlaps(two) for one, two in combinations(labels.values(), 2))
+    assert labels["best"].y0 > labels["second"].y0
+    left = axes.transData.transform((6.0, 0.7))[0]
+    assert labels["best"].x1 < left and labels["second"].x1 < left < labels["long"].x0
+    for box in labels.values():
+        assert axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
 
 
 def test_pages_show_all_methods_and_their_picture() -> None:
