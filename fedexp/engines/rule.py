@@ -51,7 +51,8 @@ class Workload:
         bytes: Bytes of the parameters of the largest client model.
         steps: Number of local steps of all clients in this round and all later rounds.
             It is assumed that every round has the same jobs.
-        batch_size: Batch size of each step.
+        batch_size: Number of samples in the largest batch. It is smaller than the
+            configured batch size if all clients have fewer samples.
         threads: Number of threads that all processes of the run share.
     """
 
@@ -73,7 +74,10 @@ class Workload:
             parameters=max(sum(value.numel() for value in params.values()) for params in models),
             bytes=max(map(num_bytes, models)),
             steps=sum(num_steps(job, context.data) for job in context.jobs) * context.rounds,
-            batch_size=context.jobs[0].local_training.batch_size,
+            batch_size=max(
+                min(job.local_training.batch_size, context.data.partition.size(job.client))
+                for job in context.jobs
+            ),
             threads=context.threads,
         )
 

@@ -154,6 +154,12 @@ def test_what_the_rule_looks_at() -> None:
     )
 
 
+def test_full_batches_count_the_samples_of_the_largest_client() -> None:
+    workload = Workload.of(engine_context("local.batch_size=1000000"))
+    assert workload.batch_size == max(SIZES)
+    assert not workload.is_long
+
+
 CHAIN, WORKERS, ALONE = Vectorized(32, "linear"), Workers(), Serial()
 
 
