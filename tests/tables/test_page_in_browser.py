@@ -272,12 +272,17 @@ def test_a_cell_says_more_by_click_by_key_and_by_hovering(opened: Chrome) -> Non
     assert box() is not None
     button.send_keys(Keys.ESCAPE)
     opened.execute_script("scrollTo(0, 0)")
-    ActionChains(opened).move_to_element(
-        opened.find_element("id", "cell-clients-5-beta-0.01-fedavg")
-    ).perform()
-    WebDriverWait(opened, 5).until(lambda _: box() is not None)
+    heading = opened.find_element("tag name", "h1")
+    entry = opened.find_element("id", "cell-clients-5-beta-0.01-fedavg")
+
+    def hover() -> Any:
+        """Move the pointer onto the cell. A busy machine can lose a movement."""
+        ActionChains(opened).move_to_element(heading).move_to_element(entry).pause(0.5).perform()
+        return box()
+
+    WebDriverWait(opened, 30).until(lambda _: hover() is not None)
     assert "runs/fedavg-mnist-0a/1b" in box().text
-    ActionChains(opened).move_to_element(opened.find_element("tag name", "h1")).perform()
+    ActionChains(opened).move_to_element(heading).perform()
     WebDriverWait(opened, 5).until(lambda _: box() is None)
     # An address with the anchor of a cell opens the cell.
     opened.execute_script("location.hash = '#cell-clients-10-beta-0.5-ma_echo'")
