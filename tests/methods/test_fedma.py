@@ -429,10 +429,12 @@ def test_a_frozen_output_layer_never_changes() -> None:
         name: start.params[name] if name in start.frozen else value.flip(0)
         for name, value in other.params.items()
     }
-    world = matching(spec, widths="fixed")
+    world = matching(spec, widths="fixed", sigma0=1e14)
     result, _ = merged(world, [start, Weights(spec, params, {})], [[5, 0, 0], [3, 4, 0]])
     for name, value in result.params.items():
         assert torch.equal(value, start.params[name]) == (name in start.frozen)
+    bias = (start.params["second.bias"] + params["second.bias"]) / 2
+    torch.testing.assert_close(result.params["second.bias"], bias)
 
 
 @pytest.mark.parametrize("name", ["cnn", "cnn, BatchNorm"])

@@ -74,7 +74,10 @@ def test_widths_ratio_and_share() -> None:
     ],
 )
 def test_a_frozen_output_layer_never_changes(overrides: tuple[str, ...], count: int) -> None:
-    """A frozen output layer keeps its bits, also for a class that no client has."""
+    """A frozen output layer keeps its bits, also for a class that no client has.
+
+    The units that it reads keep their order.
+    """
     spec = spec_of("FrozenHead")
     start, *others = models_of(spec, count)
     frozen = start.frozen
@@ -94,3 +97,5 @@ def test_a_frozen_output_layer_never_changes(overrides: tuple[str, ...], count: 
     result = fused(world_of(spec, *overrides), models, [[5, 1, 0]] * count)
     for name, value in result.params.items():
         assert torch.equal(value, start.params[name]) == (name in frozen)
+    mean = torch.stack([model.params["second.bias"] for model in models]).mean(0)
+    torch.testing.assert_close(result.params["second.bias"], mean)
