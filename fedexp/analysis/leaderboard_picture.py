@@ -49,17 +49,18 @@ def picture(board: Leaderboard) -> Picture | None:
     title = f"{board.table.metric.capitalize()} against costs"
     with canvas.use_style():
         figure = canvas.figure(_WIDTH, _HEIGHT)
+        higher_is_better = board.table.higher_is_better
         named = []
         for at, (label, points) in enumerate(panels.items()):
             axes = figure.add_subplot(1, len(panels), at + 1)
             axes.set(xlabel=label, ylabel=f"{board.table.metric}, {board.table.unit}")
             _set_cost_axis(axes, points, _COSTS[label][1])
-            best = front(points, higher_is_better=board.table.higher_is_better)
+            best = front(points, higher_is_better=higher_is_better)
             _draw(axes, points, best)
             named.append((axes, best))
         figure.draw_without_rendering()  # sets the limits and sizes of the axes
         for axes, best in named:
-            name_points(axes, best)
+            name_points(axes, best, higher_is_better=higher_is_better)
         return canvas.render_picture("costs", title, figure, [_NOTE])
 
 
@@ -105,30 +106,34 @@ def _draw(axes: Axes, points: Sequence[Point], best: Sequence[Point]) -> None:
     axes.margins(x=0.1, y=0.1)
 
 
-def name_points(axes: Axes, points: Sequence[Point]) -> None:
-    """Write the labels of points at their upper left, where no method has a point.
+def name_points(axes: Axes, points: Sequence[Point], *, higher_is_better: bool) -> None:
+    """Write the labels of unbeaten points on their side where no method has a point.
 
-    A label is at the right of its point if it does not fit into the axes. It is moved
-    down if it overlaps another label.
+    This is the upper left if higher is better, and the lower left if lower is better. A
+    label is at the right of its point if it does not fit into the axes. A label that
+    overlaps another one is moved down if higher is better, and otherwise up.
     """
+    up = 1 if higher_is_better else -1
+
     # Make room at the left of all points
     to_data = axes.transAxes + axes.transData.inverted()
     axes.set_xlim(left=max(to_data.transform((-0.4, 0))[0], 0))
 
     taken: list[BboxBase] = []
-    for cost, number, label in sorted(points, key=lambda point: -point[1]):
+    for cost, number, label in sorted(points, key=lambda point: -up * point[1]):
         text = axes.annotate(
             canvas.plot_label(label),
             (cost, number),
-            xytext=(-4, 4),
+            xytext=(-4, 4 * up),
             textcoords="offset points",
             horizontalalignment="right",
+            verticalalignment="baseline" if higher_is_better else "top",
             fontsize=8,
             color=canvas.INK,
         )
         if text.get_window_extent().x0 < axes.bbox.x0:
-            text.xyann = (4, 4)
+            text.xyann = (4, 4 * up)
             text.set_horizontalalignment("left")
         while any(text.get_window_extent().overlaps(box) for box in taken):
-            text.xyann = (text.xyann[0], text.xyann[1] - 1)
+            text.xyann = (text.xyann[0], text.xyann[1] - up)
         taken.append(text.get_window_extent())

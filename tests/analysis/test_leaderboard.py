@@ -317,19 +317,22 @@ def test_front_has_the_points_that_no_other_beats() -> None:
     assert [label for *_, label in front(points, higher_is_better=False)] == ["poor"]
 
 
-def test_labels_of_a_picture_overlap_neither_each_other_nor_its_edge() -> None:
+@pytest.mark.parametrize("up", [1, -1], ids=["higher is better", "lower is better"])
+def test_labels_of_a_picture_overlap_neither_each_other_nor_its_edge(up: int) -> None:
     """Two points are nearly equal, and one label is too long for the left of its point."""
     points = [(6.0, 0.7, "second"), (6.0, 0.7001, "best"), (6.5, 0.9, "long " * 7)]
+    points = [(cost, up * number, label) for cost, number, label in points]
     figure = canvas.figure(4.0, 3.0)
     axes = figure.add_subplot()
-    axes.plot(*zip(*[point[:2] for point in points], (9.0, 0.5), strict=True), "o")
+    axes.plot(*zip(*[point[:2] for point in points], (9.0, up * 0.5), strict=True), "o")
     figure.draw_without_rendering()
-    name_points(axes, points)
+    name_points(axes, points, higher_is_better=up > 0)
     labels = {text.get_text().split()[0]: text.get_window_extent() for text in axes.texts}
     assert len(labels) == 3
     assert all(not one.overlaps(two) for one, two in combinations(labels.values(), 2))
-    assert labels["best"].y0 > labels["second"].y0
-    left = axes.transData.transform((6.0, 0.7))[0]
+    assert up * labels["best"].y0 > up * labels["second"].y0
+    left, height = axes.transData.transform(points[1][:2])
+    assert up * labels["best"].y0 > up * height and up * labels["best"].y1 > up * height
     assert labels["best"].x1 < left and labels["second"].x1 < left < labels["long"].x0
     for box in labels.values():
         assert axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
