@@ -88,7 +88,7 @@ def _chain_error(what: str, spec: ModelSpec) -> ConfigError:
     return ConfigError(
         f"only chains of linear layers can be matched here: {what}",
         where="model",
-        expected="a multi-layer perceptron without norm layers and frozen parameters",
+        expected="a multi-layer perceptron without norm layers or frozen parameters",
         got=spec.arch,
         do="choose model=mlp, or a method that moves units without a prior for them (ot_fusion)",
     )
