@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 
 import torch
@@ -436,6 +436,14 @@ def num_steps(job: ClientJob, data: FederatedData) -> int:
     Batches of one sample are counted, although a network with BatchNorm skips them.
     """
     return sum(1 for _ in batch_ranges(data.partition.size(job.client), job.local_training, 1))
+
+
+def largest_batch(jobs: Sequence[ClientJob], data: FederatedData) -> int:
+    """Return the number of samples in the largest batch of some jobs.
+
+    It is smaller than the configured batch size if all clients have fewer samples.
+    """
+    return max(min(job.local_training.batch_size, data.partition.size(job.client)) for job in jobs)
 
 
 def batches(

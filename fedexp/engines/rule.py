@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedexp.core.engine import EngineContext
-from fedexp.core.kernel import num_steps
+from fedexp.core.kernel import largest_batch, num_steps
 from fedexp.core.trees import num_bytes
 
 # Largest stack, in clients and in bytes of their parameters. Stacking saves the
@@ -51,8 +51,7 @@ class Workload:
         bytes: Bytes of the parameters of the largest client model.
         steps: Number of local steps of all clients in this round and all later rounds.
             It is assumed that every round has the same jobs.
-        batch_size: Number of samples in the largest batch. It is smaller than the
-            configured batch size if all clients have fewer samples.
+        batch_size: Number of samples in the largest batch (see `largest_batch`).
         threads: Number of threads that all processes of the run share.
     """
 
@@ -74,10 +73,7 @@ class Workload:
             parameters=max(sum(value.numel() for value in params.values()) for params in models),
             bytes=max(map(num_bytes, models)),
             steps=sum(num_steps(job, context.data) for job in context.jobs) * context.rounds,
-            batch_size=max(
-                min(job.local_training.batch_size, context.data.partition.size(job.client))
-                for job in context.jobs
-            ),
+            batch_size=largest_batch(context.jobs, context.data),
             threads=context.threads,
         )
 

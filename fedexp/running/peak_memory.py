@@ -22,6 +22,7 @@ from fedexp.core.data import FederatedData
 from fedexp.core.device import device_peak, free_device_memory, reset_device_peak
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob
+from fedexp.core.kernel import largest_batch
 from fedexp.core.outcome import Outcome
 from fedexp.core.task import Task
 from fedexp.core.trees import num_bytes
@@ -104,8 +105,7 @@ def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_
     p += max(sum(map(num_bytes, state.values())) for state in states)
     x, s = data.train.x, min(at_once, len(jobs))
     a = _ACTIVATIONS * x[:1].numel() * data.train.dtype.itemsize
-    b = max(min(job.local_training.batch_size, data.partition.size(job.client)) for job in jobs)
-    e = min(eval_batch, max(len(data.train), len(data.test)))
+    b, e = largest_batch(jobs, data), min(eval_batch, max(len(data.train), len(data.test)))
 
     return x.nbytes + p * (len(jobs) + 4 * s) + a * max(s * b, e // 4)
 
