@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor
 
 from fedexp.core.build import require
 from fedexp.core.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif"}
@@ -75,46 +80,45 @@ def image_size(file: Path) -> tuple[int, int]:
     Raises:
         DataError: The file is not an image.
     """
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            return image.size
-    # Pillow refuses images of more than about 180 million pixels.
-    except (*_UNDECODABLE, Image.DecompressionBombError) as error:
-        raise _damaged(file, error) from error
+    with _opened(file) as image:
+        return image.size
 
 
 def _decode(file: Path, channels: int, height: int, width: int) -> np.ndarray:
     from PIL import Image
 
+    with _opened(file) as image:
+        if image.mode == "F" or image.mode.startswith("I"):
+            raise DataError(
+                "an image has more than 8 bits per channel",
+                where=str(file),
+                expected="8-bit grey, palette, RGB or RGBA",
+                got=f"mode {image.mode}",
+                do="convert it, or write your own Dataset that reads it",
+            )
+
+        pixels = image.convert("L" if channels == 1 else "RGB")
+        if pixels.size != (width, height):
+            pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Image.Image]:
+    """Open an image file. Errors of opening and decoding name the file."""
+    from PIL import Image
+
     try:
         with Image.open(file) as image:
-            if image.mode == "F" or image.mode.startswith("I"):
-                raise DataError(
-                    "an image has more than 8 bits per channel",
-                    where=str(file),
-                    expected="8-bit grey, palette, RGB or RGBA",
-                    got=f"mode {image.mode}",
-                    do="convert it, or write your own Dataset that reads it",
-                )
-
-            pixels = image.convert("L" if channels == 1 else "RGB")
-            if pixels.size != (width, height):
-                pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
-            return np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels)
+            yield image
     # Pillow refuses images of more than about 180 million pixels.
     except (*_UNDECODABLE, Image.DecompressionBombError) as error:
-        raise _damaged(file, error) from error
-
-
-def _damaged(file: Path, error: Exception) -> DataError:
-    return DataError(
-        "an image cannot be decoded",
-        where=str(file),
-        got=str(error),
-        do="replace or remove the file",
-    )
+        raise DataError(
+            "an image cannot be decoded",
+            where=str(file),
+            got=str(error),
+            do="replace or remove the file",
+        ) from error
 
 
 def require_image_shape(shape: tuple[int, ...]) -> None:
@@ -134,14 +138,16 @@ def image_files(folder: Path) -> list[Path]:
 
     Hidden files and the files of hidden folders are skipped.
     """
-    return sorted(file for file in _visible_files(folder) if file.suffix.lower() in EXTENSIONS)
+    return [file for file in _visible_files(folder) if file.suffix.lower() in EXTENSIONS]
 
 
-def _visible_files(folder: Path) -> Iterator[Path]:
-    """Yield the files in or below `folder`, without hidden files and folders."""
+def _visible_files(folder: Path) -> list[Path]:
+    """Return the visible files in or below `folder` and its visible folders, sorted."""
+    files = []
     for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(place) / name for name in sorted(names) if not name.startswith("."))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files += [Path(place) / name for name in names if not name.startswith(".")]
+    return sorted(files)
 
 
 def check_class_folder(folder: Path) -> None:
