@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedexp.analysis.groups import differing_keys
-from fedexp.storage.files import read_jsonl
-from fedexp.storage.run_folder import rows_of
+from fedexp.storage.run_folder import object_rows, rows_of
 from fedexp.storage.selection import ABSENT, value_of
 from fedexp.storage.stored_run import StoredRun
 
@@ -55,7 +54,7 @@ def _seconds_by_step(run: StoredRun) -> dict[Any, float]:
         row.get("step"): sum(
             value for phase, value in (row.get("seconds") or {}).items() if phase not in _UNCOUNTED
         )
-        for row in read_jsonl(run.path / "timing.jsonl")
+        for row in object_rows(run.path / "timing.jsonl")
     }
 
 

@@ -278,7 +278,19 @@ def rows_of(folder: Path, result: Mapping[str, Any]) -> list[dict[str, Any]]:
     digest = result.get("metrics_sha256")
     if digest is not None and (not path.exists() or file_sha256(path) != digest):
         raise damaged(path)
-    return read_jsonl(path)
+    return object_rows(path)
+
+
+def object_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a JSON-lines file, as `read_jsonl` does.
+
+    Raises:
+        StorageError: A line is damaged, or is not a JSON object.
+    """
+    rows = read_jsonl(path)
+    if not all(isinstance(row, dict) for row in rows):
+        raise damaged(path, "a line is not a JSON object")
+    return rows
 
 
 def trace_rows(path: Path) -> list[dict[str, Any]]:

@@ -109,6 +109,19 @@ def test_totals_are_sums_over_rounds_without_evaluation(tmp_path: Path) -> None:
     assert [row["total/seconds"] for row in round_rows(StoredRun(folder))] == [2.5, None, None]
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl"])
+@pytest.mark.parametrize("line", ["3", "[1, 2]", "null", '"text"'])
+def test_line_that_is_not_an_object_is_damage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, line: str
+) -> None:
+    folder = write_run(tmp_path, "fedavg", 0, [0.1, 0.2])
+    with (folder / name).open("a") as file:
+        file.write(f"{line}\n")
+    assert run_command(["export", "--rounds", "--root", str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert f"{name} is damaged" in shown and "a line is not a JSON object" in shown
+
+
 def test_export_with_rounds_writes_the_rows_of_curves(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
