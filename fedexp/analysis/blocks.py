@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedexp.analysis.aggregates import Aggregates, Estimate
 from fedexp.analysis.groups import seed_text
-from fedexp.analysis.table import RunsTable, mean_text
-from fedexp.core.metrics import deviation
+from fedexp.analysis.table import RunsTable, mean_and_deviation, mean_text
 from fedexp.tables.report.csv import csv_text, inert
 from fedexp.tables.report.latex import escape
 from fedexp.tracking.outlet import visible
@@ -110,8 +108,7 @@ def _means(table: RunsTable) -> Block:
         {
             **dict(zip(spec.rows, place, strict=True)),
             spec.cols: column,
-            "mean": statistics.fmean(values),
-            "sd": deviation(values, is_sample=True) if len(values) > 1 else None,
+            **dict(zip(("mean", "sd"), mean_and_deviation(values), strict=True)),
             "runs": len(values),
             "seeds": ", ".join(map(seed_text, table.cells[place, column])),
         }

@@ -55,6 +55,8 @@ PROGRESS: Mapping[str, str] = {
     "seconds": "total/seconds",
     "local_steps": "total/local_steps",
 }
+# Values above this are not drawn, because intervals and the limits of axes overflow.
+_LARGEST = 1e300
 # If more keys than this differ, a message suggests the nodes that contain them.
 _SHOWN = 4
 
@@ -358,15 +360,25 @@ def _curve(
     lost = []
     for at in common:
         places, values = zip(*(curve[at] for curve in curves), strict=True)
-        if all(map(math.isfinite, values)):
+        if all(map(_is_drawable, values)):
             points.append(Point(statistics.fmean(places), *mean_interval(values), values))
         else:
             lost.append(at)
     if lost:
         is_to_the_end = lost == common[-len(lost) :]
         where = f"from {_unit(x)} {lost[0]}" if is_to_the_end else _listed_places(lost, _unit(x))
-        notes.append(f"{name}: {metric} is not finite {where}")
+        flaw = _flaw(curve[at][1] for at in lost for curve in curves)
+        notes.append(f"{name}: {metric} is {flaw} {where}")
     return points
+
+
+def _is_drawable(value: float) -> bool:
+    return math.isfinite(value) and abs(value) <= _LARGEST
+
+
+def _flaw(values: Iterable[float]) -> str:
+    """Return why values, of which some cannot be drawn, are left out."""
+    return "too large to draw" if all(map(math.isfinite, values)) else "not finite"
 
 
 def _listed_places(places: Sequence[int], unit: str) -> str:
@@ -414,8 +426,8 @@ def _point(
                 f"'{metric}' of a run is not a number", where=run.name, got=text_of(value)
             )
         values.append(float(value))
-    if not all(map(math.isfinite, values)):
-        notes.append(f"{name}: {metric} is not finite")
+    if not all(map(_is_drawable, values)):
+        notes.append(f"{name}: {metric} is {_flaw(values)}")
         return []
     x = value_of(runs[0], spec.x)
     return [Point(math.nan if x is ABSENT else float(x), *mean_interval(values), tuple(values))]

@@ -145,8 +145,28 @@ def mean_text(values: Sequence[float]) -> str:
     """
     if not values:
         return "-"
-    spread = f" ± {deviation(values, is_sample=True):.4f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.4f}{spread} ({len(values)})"
+    mean, spread = mean_and_deviation(values)
+    shown = "" if spread is None else f" ± {spread:.4f}"
+    return f"{mean:.4f}{shown} ({len(values)})"
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and the standard deviation of at least one value.
+
+    A single value has no deviation (None). The deviation is NaN if one of the values is
+    not finite, and infinite if it exceeds the largest float.
+    """
+    try:
+        mean = statistics.fmean(values)
+    except (OverflowError, ValueError):
+        # The sum exceeds the largest float, or has infinities of both signs.
+        mean = float(statistics.mean(values))
+    if len(values) < 2:
+        return mean, None
+    try:
+        return mean, deviation(values, is_sample=True)
+    except OverflowError:
+        return mean, math.inf
 
 
 def _group_by_cell(runs: Iterable[StoredRun], spec: TableSpec) -> dict[Cell, list[StoredRun]]:

@@ -203,6 +203,26 @@ def test_table_with_a_value_that_is_not_finite_has_no_deviation(root: Path, valu
     assert math.isnan(record["sd"])
 
 
+@pytest.mark.parametrize(
+    ("values", "mean", "sd"),
+    [
+        ([1e308, 1e308], 1e308, 0.0),
+        ([1.7e308, -1.7e308], 0.0, math.inf),
+        ([math.inf, -math.inf], math.nan, math.nan),
+    ],
+)
+def test_means_of_huge_values_do_not_overflow(
+    root: Path, values: list[float], mean: float, sd: float
+) -> None:
+    for seed, value in enumerate(values):
+        write_run(root, "moon", seed, [0.1, value], partition__alpha=0.1)
+    spec = TableSpec(rows=("partition.alpha",), cols="method")
+    first, *_ = blocks(runs_table(find_runs(root), spec, ["partition.alpha=0.1"]))
+    (record,) = [record for record in first.records if record["method"] == "moon"]
+    assert (record["mean"], record["sd"]) == pytest.approx((mean, sd), nan_ok=True)
+    assert first.rows[0][2] == f"{mean:.4f} ± {sd:.4f} (2)"
+
+
 def notes_of(root: Path, spec: TableSpec, conditions: list[str]) -> tuple[str, ...]:
     return runs_table(find_runs(root), spec, conditions).notes
 
@@ -233,6 +253,16 @@ def test_rounds_that_are_not_finite_are_named(
 ) -> None:
     write_run(tmp_path, "fedavg", 0, [math.inf if at in lost else 0.1 for at in (1, 2, 3, 4)])
     assert data(tmp_path).notes == [f"method=fedavg: {ACC} is not finite {words}"]
+
+
+@pytest.mark.parametrize("x", ["round", "clients"])
+def test_huge_values_are_not_drawn(tmp_path: Path, x: str) -> None:
+    write_run(tmp_path, "fedavg", 0, [0.1, 1.7e308])
+    write_run(tmp_path, "fedavg", 1, [0.1, 1.7e308])
+    words = " from round 2" if x == "round" else ""
+    found = data(tmp_path, x=x, y=ACC)
+    assert found.notes == [f"method=fedavg{'' if x == 'round' else ' clients=4'}: {ACC} is too "
+                           f"large to draw{words}"]  # fmt: skip
 
 
 def test_runs_that_differ_in_more_than_was_asked_are_refused_with_the_keys(root: Path) -> None:
