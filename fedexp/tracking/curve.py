@@ -27,6 +27,7 @@ _MARKED = 25  # maximum number of points with markers. More markers would hide t
 # The loss axis is logarithmic if the largest loss is more than this many times the
 # smallest loss.
 _LOG_RATIO = 100
+_LARGEST = 1e300  # numbers above this are not drawn, as infinity is not
 _TITLE_WIDTH, _TITLE_LINES = 110, 2
 _LINE_INCHES = 0.17  # height of one line of the title or of a legend
 
@@ -89,13 +90,22 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     figure.savefig(path, dpi=110)
 
 
+def _drawable(value: float) -> float:
+    """Return infinity in place of a huge number, and other numbers as they are.
+
+    The limits of the axes would overflow if they contained huge numbers.
+    """
+    return math.copysign(math.inf, value) if abs(value) > _LARGEST else value
+
+
 def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, axis: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for name, values in points.items():
         few = len(values) <= _MARKED
         axes.plot(
-            *zip(*values, strict=True),
+            [place for place, _ in values],
+            [_drawable(value) for _, value in values],
             color=_colour(name),
             linestyle=":" if name.endswith("_min") else "-",
             marker="o" if few else None,
@@ -104,7 +114,8 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, a
             label=f"{name}  {values[-1][1]:.4g}",
         )
 
-    finite = [value for values in points.values() for _, value in values if math.isfinite(value)]
+    drawn = (_drawable(value) for values in points.values() for _, value in values)
+    finite = [value for value in drawn if math.isfinite(value)]
     if label == "loss" and finite and min(finite) > 0 and max(finite) / min(finite) > _LOG_RATIO:
         axes.set_yscale("log")
 
@@ -125,10 +136,11 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, a
 
 
 def _bars(axes: Axes, values: dict[str, float], label: str) -> None:
-    bars = axes.barh(
-        list(values), list(values.values()), color=[_colour(name) for name in values], height=0.6
-    )
-    axes.bar_label(bars, fmt="%.4g", padding=3, fontsize=8)
+    # The limits of an axis cannot be computed from an infinite bar.
+    lengths = [value if math.isfinite(_drawable(value)) else 0.0 for value in values.values()]
+    bars = axes.barh(list(values), lengths, color=[_colour(name) for name in values], height=0.6)
+    labels = [f"{value:.4g}" for value in values.values()]
+    axes.bar_label(bars, labels=labels, padding=3, fontsize=8)
     axes.invert_yaxis()
     axes.set_ylim(max(len(values), 3) - 0.4, -0.6)  # bars are slim even if they are few
     axes.margins(x=0.15)

@@ -256,6 +256,8 @@ def test_a_sweep_names_what_failed_and_how_to_run_it_again(
             {"round": 2, "train/loss": 0.0},
             {"round": 3, "train/loss": math.nan},
         ],
+        [{"round": 1, "train/loss": 1e308}, {"round": 2, "train/loss": -1.7e308}],
+        [{"round": 1, "test/global/loss": 1.7e308}],
         [
             {
                 "round": 1,
@@ -266,7 +268,17 @@ def test_a_sweep_names_what_failed_and_how_to_run_it_again(
             }
         ],
     ],
-    ids=["one", "two", "thousand", "nothing measured", "unequal", "diverged", "other names"],
+    ids=[
+        "one",
+        "two",
+        "thousand",
+        "nothing measured",
+        "unequal",
+        "diverged",
+        "huge",
+        "huge bar",
+        "other names",
+    ],
 )
 @pytest.mark.filterwarnings("error")
 def test_the_curve_is_a_picture_whatever_was_measured(
