@@ -9,7 +9,7 @@ from typing import Any
 from fedexp.commands.errors import JOB_ERROR
 from fedexp.core.errors import ConfigError
 from fedexp.core.renames import RenamedError
-from fedexp.storage.files import read_json
+from fedexp.storage.files import damaged, read_json
 from fedexp.storage.run_folder import RunFolder, rows_of
 from fedexp.storage.selection import dotted_items
 from fedexp.storage.stored_run import StoredRun
@@ -40,7 +40,8 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         ConfigError: The run has no result, or a file that it used has changed. This
             error is also raised if the run is itself a rerun, because it would be
             replaced.
-        StorageError: The run's ``config.yaml`` or ``metrics.jsonl`` is damaged.
+        StorageError: The run's ``config.yaml``, ``metrics.jsonl`` or ``numerics.json``
+            is damaged.
     """
     from fedexp.commands.launching import execute_job
     from fedexp.config.compose import group_option, resolve_stored
@@ -112,13 +113,20 @@ def _prepare_folder(folder: RunFolder, run: StoredRun) -> None:
     """
     folder.acquire("fail", print)
     try:
-        numerics, begun = (read_json(path / _NUMERICS) for path in (run.path, folder.path))
+        numerics, begun = (_stored_numerics(path / _NUMERICS) for path in (run.path, folder.path))
         if folder.result() is not None or _differ(numerics, begun):
             folder.set_aside()
         if numerics is not None:
             folder.once(_NUMERICS, numerics)
     finally:
         folder.release()
+
+
+def _stored_numerics(path: Path) -> dict[str, Any] | None:
+    numerics = read_json(path)
+    if not isinstance(numerics, dict | None):
+        raise damaged(path, "it is not a JSON object")
+    return numerics
 
 
 def _differ(numerics: dict[str, Any] | None, begun: dict[str, Any] | None) -> bool:

@@ -459,6 +459,9 @@ def test_interrupted_rerun_of_another_run_is_moved_aside(
     assert read_json(again / "numerics.json")["deterministic"]
     assert again.with_name(f"{again.name}.1").is_dir()
 
+    (folder / "numerics.json").write_text("[1, 2]")
+    assert run_command(["rerun", "fedavg-digits"]) == 2
+
 
 def test_run_with_a_secret_in_its_data_root_stores_it_nowhere_and_is_rerun(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
