@@ -107,6 +107,8 @@ class Checkpoint:
                 later, when the file is read.
         """
         manifest = read_json(self._manifest)
+        if not isinstance(manifest, dict | None):
+            raise damaged(self._manifest)
         if manifest is None or manifest.get("version") != _VERSION:
             self.client_states.restore(None)
             self.models.keep_files(set())

@@ -115,6 +115,9 @@ def test_an_altered_manifest_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("0.5", "0.6"))
     with pytest.raises(StorageError, match="manifest"):
         Checkpoint(tmp_path, CPU).load()
+    path.write_text("[1, 2]")
+    with pytest.raises(StorageError, match="manifest"):
+        Checkpoint(tmp_path, CPU).load()
 
 
 def test_what_this_process_wrote_is_not_hashed_again_nor_a_file_twice(
