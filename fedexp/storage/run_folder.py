@@ -90,7 +90,10 @@ class RunFolder:
             self._lock.acquire(timeout=0)
         except Timeout:
             owner = self._state()
-            who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
+            who = "another process"
+            # The owner writes its status a moment after it has locked the folder.
+            if owner.get("status") == "running":
+                who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
             if on_running == "fail":
                 raise StorageError(
                     "this very run is already being executed",

@@ -326,9 +326,13 @@ def test_run_folder_set_aside_keeps_its_files(tmp_path: Path) -> None:
 def test_running_twice_at_once_fails_if_asked(tmp_path: Path) -> None:
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     first.acquire("fail", print)
-    first.set_status("running")
-    with pytest.raises(StorageError, match="already being executed"):
+    with pytest.raises(StorageError, match="already being executed") as early:
         second.acquire("fail", print)
+    assert early.value.facts["got"] == "another process"
+    first.set_status("running")
+    with pytest.raises(StorageError, match="already being executed") as caught:
+        second.acquire("fail", print)
+    assert f"process {os.getpid()} on" in caught.value.facts["got"]
     first.release()
     second.acquire("fail", print)
     second.release()
