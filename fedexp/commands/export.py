@@ -161,7 +161,7 @@ def to_wandb(
             )
         )
 
-    if mode == "offline":
+    if mode == "offline" and failed < len(finished):
         print("upload each with: wandb sync FOLDER/wandb/offline-run-*")
     print(
         f"{len(finished) - failed} of {len(runs)} runs sent"

@@ -341,6 +341,7 @@ def find_run(root: Path, name: str) -> StoredRun:
         for run in runs
         for key in (
             run.name,
+            run.name.partition("-")[0],
             run.path.parent.name.rpartition("-")[0],
             run.path.parent.name,
             run.path.name,

@@ -517,7 +517,8 @@ def test_runs_go_to_wandb_from_their_files(
         ("open", "c" * 16 + "d" * 8, "g", "method=scaffold seed=0", 0, 1),
         ("close", "done"),
     ]
-    assert "1 of 1 runs sent" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "1 of 1 runs sent" in out and "upload each with" in out
     monkeypatch.setattr(Fake, "timeout", 0.05)
     monkeypatch.setattr(Fake, "open", lambda *_: time.sleep(0.5))
     assert (
@@ -525,6 +526,7 @@ def test_runs_go_to_wandb_from_their_files(
     )
     out = capsys.readouterr().out
     assert "open took longer than 0.05 s" in out and "0 of 1 runs sent, 1 failed" in out
+    assert "upload each with" not in out  # nothing was written
 
 
 def test_column_of_a_table_names_parts_that_its_preset_does_not_choose(
