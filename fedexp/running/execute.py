@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,10 @@ class _Run:
         seconds: Seconds that were spent outside of steps, by phase.
         progress_metric: Metric that the progress shows. The headline metric is shown
             instead if the run does not measure it.
+
+    Attributes:
+        reached: Facts for ``status.json``: the number of finished rounds (``round``)
+            and of all rounds (``rounds``). It is empty before the first step.
     """
 
     resolved: ResolvedConfig
@@ -207,6 +211,7 @@ class _Run:
     note: _Notes
     seconds: dict[str, float]
     progress_metric: str
+    reached: dict[str, int] = field(default_factory=dict, init=False)
 
     def execute(self) -> dict[str, Any]:
         """Execute the run and record in its folder how it ended.
@@ -220,7 +225,7 @@ class _Run:
             return self._execute(attempt)
         except (KeyboardInterrupt, Interrupted):
             if not self._mark_done_if_finished():
-                self.folder.set_ended("interrupted")
+                self.folder.set_ended("interrupted", **self.reached)
             raise
         except BaseException as error:
             trace = f"the traceback is in {self.folder.path / 'error.txt'}"
@@ -435,6 +440,8 @@ class _Run:
                             draw_pictures(grids, self.folder.path, snapshot.step)
                         journal.append(step.row)
                         saver.note(step)
+                        done = step.row["round"] if step.ends_round else step.row["round"] - 1
+                        self.reached = {"round": done, "rounds": env.rounds}
                         feed.log(step.row)
                         progress.step(step.row, metric, None if step.ends_round else step.within)
 
@@ -443,8 +450,7 @@ class _Run:
                         with phase("checkpoint"):
                             if every < math.inf:
                                 saver.save()
-                            done = step.row["round"] if step.ends_round else step.row["round"] - 1
-                            self.folder.set_status("running", round=done, rounds=env.rounds)
+                            self.folder.set_status("running", **self.reached)
                         facts["peak_memory"] = peak_memory(env.device)
 
                     saved = time.perf_counter()

@@ -110,6 +110,16 @@ def test_list_is_newest_first_and_tells_stale_from_running(
     )
 
 
+def test_list_shows_all_rounds_of_a_run_without_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make(tmp_path, "failed", config={"method": "fedavg", "rounds": 30})
+    facts = {"status": "failed", "pid": 1, "host": "h", "round": 0, "rounds": None}
+    write_json(folder / "status.json", facts)
+    assert run_command(["list", "--root", str(tmp_path)]) == 0
+    assert "0/30" in capsys.readouterr().out
+
+
 def test_parts_that_are_not_the_methods_own_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ from fedexp.running.peak_memory import (
     reset_peak,
 )
 from fedexp.storage.files import read_jsonl
+from fedexp.storage.stored_run import find_runs
 from tests.world import CPU, World, make_data, make_world
 
 SMALL = [
@@ -336,6 +337,23 @@ def test_an_interrupted_run_reports_the_costs_of_all_attempts(
     assert result["seconds"]["train"] == pytest.approx(
         sum(row["seconds"]["train"] for row in timing), abs=0.002
     )
+
+
+def test_an_interrupted_run_is_listed_with_its_finished_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a checkpoint before the interruption, the status counts the rounds too."""
+    from fedexp.tracking.progress import Progress
+
+    def stop(self: Progress, row: dict[str, Any], headline: str, within: int | None) -> None:
+        if row["round"] == 2:
+            raise Interrupted(15)
+
+    monkeypatch.setattr(Progress, "step", stop)
+    with pytest.raises(Interrupted):
+        run(tmp_path)
+    (stored,) = find_runs(tmp_path)
+    assert stored.status == "interrupted" and stored.rounds == (2, 3)
 
 
 # ---------------------------------------------------------------- profile
