@@ -193,7 +193,7 @@ def _link(reference: str) -> str:
     """Return the web address in a reference."""
     link = re.search(r"https://\S+", reference)
     if link is None:
-        raise ValueError(f"a reference without a link: {reference}")
+        raise ValueError(f"a method's Reference has no link: {reference}")
     return link[0]
 
 
@@ -205,7 +205,7 @@ def _paper(reference: str) -> tuple[str, str]:
     authors = re.match(r'(?:"\w+" of )?([A-Z]\w+)(?: & ([A-Z]\w+),)?', text)
     venue = re.search(rf"({VENUES}) (\d{{4}})", text) or re.search(r"()\b(20\d\d)\b", text)
     if authors is None or venue is None:
-        raise ValueError(f"a reference without authors or venue: {text}")
+        raise ValueError(f"a method's Reference has no authors or no year: {text}")
     name = f"{authors[1]} & {authors[2]}" if authors[2] else f"{authors[1]} et al."
     return f"[{name}]({_link(text)})", f"{venue[1] or 'arXiv'} {venue[2]}"
 
