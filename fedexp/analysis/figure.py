@@ -37,6 +37,8 @@ _NOTES = 6
 # Bands may extend beyond the range of the values, on each side by at most this fraction
 # of the width of the range.
 _OVERHANG = 0.3
+# Widths of figures with one and two columns of panels, in inches. A figure with more
+# columns has `_PANEL_WIDTH` inches per column. Heights are in inches, too.
 _WIDTHS = {1: 5.2, 2: 7.4}
 _PANEL_WIDTH, _PANEL_HEIGHT, _LEGEND_HEIGHT = 2.7, 2.5, 0.7
 

@@ -1,7 +1,8 @@
 """Losses of data-free distillation on logits and images.
 
-Losses are means over the batch unless stated otherwise. Divergences use the log-softmax
-of both teacher and student, so that gradients stay finite if a probability underflows.
+Losses are means over the batch unless stated otherwise. `kl` uses the log-softmax of
+both teacher and student, and `competition` clamps probabilities. Gradients therefore
+stay finite if a probability underflows.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ class Feed:
     """A queue of calls to a logger, which one daemon thread executes in order.
 
     If a call raises an error or takes longer than ``logger.timeout`` seconds, the
-    logger is switched off after one warning. The run goes on, and the process can exit.
+    logger is switched off and one warning is shown. The run goes on, and the process
+    can exit.
     With ``logger.strict`` there is no warning. Instead, the next call of `open` or
     `log` raises `FedexpError`.
 

@@ -54,8 +54,8 @@ class DataFreeState(TypedDict):
     Args:
         round: Number of finished rounds.
         epoch: Number of finished steps in the round.
-        stacked: Whether the teachers run as one stacked network. None before the first
-            cohort has trained.
+        stacked: Whether the teachers run as one stacked network. None before the
+            clients have trained for the first time.
         student: The student.
         optimizer: The state of the student's optimizer.
         teachers: The round's teachers.
@@ -104,8 +104,8 @@ class DataFree(Aggregator):
             `fedexp.distillation.ensemble.TeacherEnsemble`.
         teachers: ``stacked`` (the teachers run as one network), ``looped`` (they run
             one after the other) or ``auto``. With ``auto``
-            `fedexp.distillation.stacking` chooses for the first cohort. The choice is
-            stored in the state and applies to all rounds.
+            `fedexp.distillation.stacking` chooses as soon as clients have trained for
+            the first time. The choice is stored in the state and applies to all rounds.
         precision: ``bf16`` runs the looped teachers and the generator under autocast.
             Losses, statistics and the student stay in float32.
     """

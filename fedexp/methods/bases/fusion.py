@@ -1,6 +1,7 @@
 """The base of methods that merge a cohort's trained models in one operation.
 
-The operation runs once (one shot) or after every round.
+A cohort is the set of clients that take part in a round. The operation runs once (one
+shot) or after every round.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ class BankState(TypedDict):
 class Replay(DataFree):
     """The base of aggregators that distil from an image bank.
 
-    Epoch e of a round (from 1) adds b images to the bank. Then the student trains for
-    one shuffled pass over the bank. After e epochs the bank has e b images. With
-    `keep_bank` it also has the images of earlier rounds. The number of images in the
-    bank is logged as ``bank``.
+    Epoch e of a round (from 1) adds `b` images (a field of `DataFree`) to the bank.
+    Then the student trains for one shuffled pass over the bank. After e epochs the bank
+    has e b images. With `keep_bank` it also has the images of earlier rounds. The
+    number of images in the bank is logged as ``bank``.
 
     The state's entry ``own`` is a `BankState`. Checkpoints store each batch of the bank
     once. If images are not augmented in distillation, the teachers run only once on

@@ -71,7 +71,7 @@ class ServerTrainedState(AveragingState):
 
 @dataclass(frozen=True)
 class ServerTrained(Mean):
-    """The base of aggregators that train the cohort's mean on proxy data.
+    """The base of aggregators that train the mean of clients' models on proxy data.
 
     `first_step` computes the mean. A derived class may override it. With FedAvg's
     `first_step` and no optimizer steps, a method equals FedAvg bit-exactly.
@@ -104,7 +104,7 @@ class ServerTrained(Mean):
     def collect(
         self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
     ) -> Iterator[ClientResult]:
-        """Yield the cohort's results unchanged, and store what server training needs.
+        """Yield the clients' results unchanged, and store what server training needs.
 
         By default nothing is stored.
 
