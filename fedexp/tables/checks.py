@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from string import Formatter
 from typing import Any
 
-from fedexp.core.build import require
+from fedexp.core.build import convert, require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.selection import is_number
 from fedexp.tables.claim_rows import row_groups
@@ -23,6 +23,7 @@ def check_table(table: Table) -> None:
     """
     _check_values(table)
     require_known(table.keys, table.conditions, "keys")
+    _check_condition_overrides(table)
     _check_condition_grids(table)
     _check_where_clauses(table)
     _check_paths(table)
@@ -51,8 +52,24 @@ def _check_values(table: Table) -> None:
         require(holds, message)
 
 
+def _check_condition_overrides(table: Table) -> None:
+    """Check that the overrides of every condition are texts."""
+    for prefix, part in (("", table), ("reduced.", table.reduced), ("smoke.", table.smoke)):
+        for key, node in (part.conditions if part else {}).items():
+            for given in node.values() if isinstance(node, dict) else [node]:
+                for override in given if isinstance(given, list) else [given]:
+                    if not isinstance(override, str | None):
+                        raise ConfigError(
+                            f"an override of '{key}' must be a text",
+                            where=f"{prefix}conditions.{key}",
+                            expected=f"key={{{key}}}, a list of such texts, or a mapping from "
+                            f"values of {key} to such texts",
+                            got=repr(override),
+                        )
+
+
 def _check_condition_grids(table: Table) -> None:
-    """Check that every grid of conditions has a value of each condition."""
+    """Check that every grid of conditions has valid values of each condition."""
     for variant in ("full", "reduced", "smoke"):
         smaller = table.smaller(variant)
         for number, grid in enumerate((smaller and smaller.grids) or table.grids):
@@ -60,6 +77,9 @@ def _check_condition_grids(table: Table) -> None:
             require_known(grid, table.conditions, where)
             missing = [key for key in table.conditions if key not in grid]
             require(not missing, f"{where}: no value of {', '.join(missing)}")
+        for key, own in grid.items():
+            for value in own if isinstance(own, list) else [own]:
+                convert(value, Value, f"{where}.{key}")
 
 
 def _check_where_clauses(table: Table) -> None:

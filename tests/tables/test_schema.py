@@ -173,6 +173,14 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"reference": [TINY["reference"][0] | {"start": "dif"}]}, ["unknown value 'dif'", "did you mean 'diff'?"]),
     ({"keys": ["clients", "start", "clients"]}, ["keys: name each condition once"]),
     ({"reference": TINY["reference"] * 2}, ["two rows of local 2 diff"]),
+    ({"grids": [{"clients": [[2, 3]], "start": "diff", "beta": 1}]}, ["'grids[0].clients' has the wrong type", "[2, 3]"]),
+    ({"grids": [{"clients": {"2": "x"}, "start": "diff", "beta": 1}]}, ["'grids[0].clients' has the wrong type"]),
+    ({"smoke": {"what": "w", "grids": [{"clients": 2, "start": "diff", "beta": [[1]]}]}}, ["smoke.grids[0].beta", "wrong type"]),
+    ({"conditions": TINY["conditions"] | {"beta": 0.5}},
+     ["an override of 'beta' must be a text", "conditions.beta", "key={beta}", "0.5"]),
+    ({"conditions": TINY["conditions"] | {"beta": ["partition.alpha={beta}", 2]}}, ["an override of 'beta' must be a text"]),
+    ({"conditions": TINY["conditions"] | {"start": {"diff": 1, "same": []}}}, ["an override of 'start' must be a text"]),
+    ({"smoke": {"what": "w", "conditions": {"beta": [["x"]]}}}, ["must be a text", "smoke.conditions.beta"]),
 ])  # fmt: skip
 def test_mistakes_in_a_table_are_told_with_the_nearest_name(
     tmp_path: Path, changes: dict[str, Any], said: list[str]
