@@ -377,6 +377,16 @@ def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) ->
         planned_cells(made, only=parse_only(made, ["clients=4", "start=diff"]))
 
 
+@pytest.mark.parametrize(
+    "value", ["0-4,5", "{", "@x", "2", "null", "2020-13-01", 'a "b", c', "", None, True]
+)
+def test_command_of_a_cell_reads_back_the_value_of_a_condition(value: Any, tmp_path: Path) -> None:
+    made = table(tmp_path)
+    made = replace(made, grids=tuple({**grid, "start": value} for grid in made.grids))
+    clauses = shlex.split(command(made, "full", [], {"start": value}, "local", 3))
+    assert parse_only(made, clauses[clauses.index("--only") + 1 : -2])["start"] == [value]
+
+
 @pytest.mark.parametrize("text", ["[2,4]", "[2]", "{a}", "{a: 2}", "@x", '"2', "2020-13-01"])
 def test_only_refuses_a_value_that_is_not_a_scalar(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
