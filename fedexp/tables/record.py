@@ -625,6 +625,8 @@ def read(table: Table, folder: Path) -> TableRecord:
         name: _converted(about[key], kind, folder / ABOUT, key)
         for key, (name, kind) in _ABOUT.items()
     }
+    if lost := [key for key in asked["only"] if key not in ("method", *table.conditions)]:
+        raise _other_keys(table, folder, f"a record of cells with certain {', '.join(lost)}")
 
     runs: dict[RunKey, RunRecord] = {}
     for run in _read_csv(folder / RUNS, "method", lambda row: _read_run(table, folder, row)):
@@ -843,8 +845,10 @@ def _value_text(value: Any) -> str:
 def _read_value(text: str, kind: str) -> Any:
     if text.startswith("'") and inert(text[1:]) == text:
         text = text[1:]
-    if kind.startswith("float"):
+    if kind == "float | None":
         return float(text) if text else None
+    if kind == "float":
+        return float(text)
     if kind.startswith("tuple"):
         return tuple(map(float, text.split()))
     if kind == "bool":

@@ -658,6 +658,14 @@ def test_record_of_a_table_with_other_keys_is_refused(
     assert got in str(refused.value)
 
 
+def test_record_of_cells_with_another_condition_is_refused(tmp_path: Path) -> None:
+    one = asked(tmp_path)
+    write(one.table, replace(one.record, only={"bta": [0.1]}), tmp_path)
+    with pytest.raises(ConfigError, match="other keys than the table") as refused:
+        read(one.table, tmp_path)
+    assert "a record of cells with certain bta" in str(refused.value)
+
+
 @pytest.mark.parametrize(("name", "old", "new", "got"), [
     ("record.json", '"only": {}', '"only": []', "'only' has the wrong type"),
     ("record.json", '"only": {}', '"only": {"beta": 0.1}', "'only.beta' has the wrong type"),
@@ -670,6 +678,7 @@ def test_record_of_a_table_with_other_keys_is_refused(
     ("runs.csv", "done,", "", "line 2: the number of cells is not that of line 1"),
     ("runs.csv", "done,", "done,,", "line 2: the number of cells is not that of line 1"),
     ("runs.csv", ",50.0,", ",5o.0,", "line 2: could not convert string to float: '5o.0'"),
+    ("runs.csv", ",1.5,", ",,", "line 2: could not convert string to float: ''"),
     ("runs.csv", ",False,", ",Fals,", "line 2: expected True or False, got 'Fals'"),
     ("runs.csv", ",value,", ",valve,", "no column 'value'"),
     ("runs.csv", "tiny,1,", "tiny,[1],", "line 2: expected one value, got '[1]'"),
