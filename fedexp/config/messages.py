@@ -317,7 +317,7 @@ def _key_error(
         why = f": {str(cause).splitlines()[0]}" if isinstance(cause, OmegaConfBaseException) else ""
         return ConfigError(text.splitlines()[0] + why, got=" ".join(overrides) or None)
 
-    key = match.group(2).partition("@")[0]
+    key, at, _ = match.group(2).partition("@")
     where = next((o for o in overrides if o.lstrip("+~").startswith(key)), None)
 
     # Here a config file overrides a config group in its defaults list, but the group
@@ -332,6 +332,14 @@ def _key_error(
             "'# @package _global_', and names groups as /trainer",
             got=match.group(2),
             do="add the line '# @package _global_' at the top, or correct the name",
+        )
+
+    if at and key in group_names():
+        return ConfigError(
+            f"'{match.group(2)}' is not part of an experiment",
+            where=where,
+            expected="a group of conf/config.yaml, without '@'",
+            do=f"write {key}={(where or '').partition('=')[2] or 'NAME'}",
         )
 
     group, _, inside = key.partition("/")
