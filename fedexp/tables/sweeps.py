@@ -413,7 +413,7 @@ def _check(plan: TuningPlan) -> None:
     # This import loads torch, which takes seconds. It comes after the first checks, so
     # a mistyped key is reported at once.
     from fedexp.tables.paths import check_path
-    from fedexp.tuning.objective import refuse_used_samples
+    from fedexp.tuning.objective import refuse_leakage
 
     missing = []
     for one in points:
@@ -422,7 +422,7 @@ def _check(plan: TuningPlan) -> None:
                 experiment = CheckedJob.of(config).experiment
                 check_path(plan.tuning.by, experiment, "by")
                 _refuse_losses(plan.tuning.by, experiment)
-                refuse_used_samples(experiment)
+                refuse_leakage(experiment)
             if not (config["reuse"] and read_result_and_status(RunFolder.of(config))[0]):
                 missing.append((one.label, experiment))
     check_splits(missing)

@@ -41,11 +41,11 @@ class Objective:
                 on the held-out data.
 
         Raises:
-            ConfigError: The metric is not measured on held-out data, or the method
-                itself uses these data.
+            ConfigError: The metric is not measured on held-out data, the method itself
+                uses these data, or a metric of test samples ends the run.
         """
         held_out = [name for name in experiment.metric_names if name.startswith("val/")]
-        refuse_used_samples(experiment)
+        refuse_leakage(experiment)
         if metric == "auto":
             metric = experiment.headline.replace("test/", "val/", 1)
         if metric not in held_out:
@@ -80,11 +80,12 @@ class Objective:
         return None if value is None or not math.isfinite(value) else float(value)
 
 
-def refuse_used_samples(experiment: Experiment) -> None:
-    """Refuse a method that uses the held-out samples itself.
+def refuse_leakage(experiment: Experiment) -> None:
+    """Refuse a run whose number on held-out samples cannot choose a hyper-parameter.
 
     Raises:
-        ConfigError: The method gets the held-out samples on the server.
+        ConfigError: The method gets the held-out samples on the server, or a metric of
+            test samples ends the run.
     """
     if experiment.needs.validation:
         raise ConfigError(
@@ -93,6 +94,15 @@ def refuse_used_samples(experiment: Experiment) -> None:
             expected="a method that does not need validation samples",
             got=type(experiment.aggregator).__name__,
             do="switch off the method's use of validation samples, as its options explain",
+        )
+    metric = experiment.stop_metric
+    if experiment.config.stop.target is not None and metric.startswith("test/"):
+        raise ConfigError(
+            "a hyper-parameter must not depend on a round that test data choose",
+            where="stop.metric",
+            expected="a metric that is not measured on test data, or stop.target=null",
+            got=metric,
+            do=f"stop.metric={metric.replace('test/', 'val/', 1)}, and set eval.held_out",
         )
 
 

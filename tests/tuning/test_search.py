@@ -404,6 +404,7 @@ def test_method_that_uses_the_held_out_samples_is_refused(
 
 @pytest.mark.parametrize(("space", "says"), [
     (["aggregator.validate_every=null,1", "method=feddf"], "uses the held-out samples"),
+    (["stop.target=0.9,null"], "must not depend on a round that test data choose"),
     (["method=fedavg,local"], "measured by different numbers"),
     (["method=local,fedavg"], "measured by different numbers"),
     (["rounds=4,6", "halving=2"], "successive halving sets the rounds"),
