@@ -457,13 +457,15 @@ def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord
     only = record.only
 
     for other in others:
-        for name in ("variant", "seeds", "extra"):
-            if getattr(other, name) != getattr(record, name):
+        got = _request(other)
+        for name, expected in _request(record).items():
+            if got[name] != expected:
                 raise ConfigError(
                     f"records of different {name} cannot make one report",
                     where="--from",
-                    expected=str(getattr(record, name)),
-                    got=str(getattr(other, name)),
+                    expected=expected,
+                    got=got[name],
+                    do=f"write both records with the same {name}, or make one report per record",
                 )
         only = _either(only, other.only)
 
@@ -520,6 +522,13 @@ def _either(
     (key,) = differing
     values = [*only[key], *(value for value in other[key] if value not in only[key])]
     return {**only, key: values}
+
+
+def _request(record: TableRecord) -> dict[str, str]:
+    """Return in words what the user asked for, except the cells."""
+    seeds = "the table's" if record.seeds is None else ", ".join(map(str, record.seeds))
+    overrides = " ".join(record.extra) or "none"
+    return {"variant": record.variant, "seeds": seeds, "overrides": overrides}
 
 
 def only_text(only: Mapping[str, Sequence[Value]]) -> str:

@@ -351,8 +351,9 @@ def test_a_record_is_completed_with_what_others_have_and_it_lacks(tmp_path: Path
         run.status == "failed"
         for run in completed(replace(whole.record, runs=failed), [bare]).runs.values()
     )
-    with pytest.raises(ConfigError, match="records of different seeds"):
+    with pytest.raises(ConfigError, match="records of different seeds") as refused:
         completed(first, [replace(other, seeds=[7])])
+    assert "expected: the table's" in str(refused.value) and "got:      7" in str(refused.value)
 
 
 def test_completed_record_has_the_cells_of_all_records(tmp_path: Path) -> None:
