@@ -57,8 +57,10 @@ def _check_condition_overrides(table: Table) -> None:
     for prefix, part in (("", table), ("reduced.", table.reduced), ("smoke.", table.smoke)):
         for key, node in (part.conditions if part else {}).items():
             for given in node.values() if isinstance(node, dict) else [node]:
+                if given is None:  # the condition has no override
+                    continue
                 for override in given if isinstance(given, list) else [given]:
-                    if not isinstance(override, str | None):
+                    if not isinstance(override, str):
                         raise ConfigError(
                             f"an override of '{key}' must be a text",
                             where=f"{prefix}conditions.{key}",
@@ -77,9 +79,9 @@ def _check_condition_grids(table: Table) -> None:
             require_known(grid, table.conditions, where)
             missing = [key for key in table.conditions if key not in grid]
             require(not missing, f"{where}: no value of {', '.join(missing)}")
-        for key, own in grid.items():
-            for value in own if isinstance(own, list) else [own]:
-                convert(value, Value, f"{where}.{key}")
+            for key, own in grid.items():
+                for value in own if isinstance(own, list) else [own]:
+                    convert(value, Value, f"{where}.{key}")
 
 
 def _check_where_clauses(table: Table) -> None:
