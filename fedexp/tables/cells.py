@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import re
 import shlex
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +31,6 @@ from fedexp.tables.schema import Column, OverrideRule, Table, fits
 _RESERVED = ("proxy.source=train", "proxy.size=0.02")
 # Keys that determine the samples which the server gets.
 _RESERVING = ("proxy.source", "proxy.size", "proxy.dataset", "limit.proxy", "eval.held_out")
-# Matches a comma outside double quotes.
-_COMMA = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)')
 
 
 @dataclass(frozen=True)
@@ -318,11 +315,11 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
 def _scalars(text: str) -> list[Value]:
     """Return the values of a text such as ``0.1,0.5``.
 
-    A comma inside double quotes is part of a value. The result is empty if a value is a
-    list, a mapping or not valid YAML.
+    The text is read as the inside of a YAML list, so a comma in quotes is part of a
+    value. The result is empty if a value is a list, a mapping or not valid YAML.
     """
     try:
-        values = [yaml.safe_load(part) for part in _COMMA.split(text)]
+        values = yaml.safe_load(f"[{text}]")
     except (yaml.YAMLError, ValueError):  # YAML raises ValueError for the date 2020-13-01
         return []
     return values if all(isinstance(value, Hashable) for value in values) else []
@@ -361,10 +358,8 @@ def command(
 @functools.lru_cache(maxsize=1024, typed=True)
 def _typed(value: Value) -> str:
     """Return a value as a text that `_scalars` reads back as the same value."""
-    text = label(value)
-    # YAML reads 1e-05 as text.
-    if isinstance(value, float) and "." not in text:
-        text = text.replace("e", ".0e")
+    # YAML reads 1e-05 and inf, which are the labels of floats, as texts.
+    text = yaml.safe_dump(value).split()[0] if isinstance(value, float) else label(value)
     return text if _scalars(text) == [value] else json.dumps(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -174,11 +175,13 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"keys": ["clients", "start", "clients"]}, ["keys: name each condition once"]),
     ({"reference": TINY["reference"] * 2}, ["two rows of local 2 diff"]),
     ({"grids": [{"clients": [[2, 3]], "start": "diff", "beta": 1}]}, ["'grids[0].clients' has the wrong type", "[2, 3]"]),
+    ({"grids": [{"clients": [[2, 3]], "start": "diff", "beta": 1}, *TINY["grids"]]}, ["'grids[0].clients' has the wrong type"]),
     ({"grids": [{"clients": {"2": "x"}, "start": "diff", "beta": 1}]}, ["'grids[0].clients' has the wrong type"]),
     ({"smoke": {"what": "w", "grids": [{"clients": 2, "start": "diff", "beta": [[1]]}]}}, ["smoke.grids[0].beta", "wrong type"]),
     ({"conditions": TINY["conditions"] | {"beta": 0.5}},
      ["an override of 'beta' must be a text", "conditions.beta", "key={beta}", "0.5"]),
     ({"conditions": TINY["conditions"] | {"beta": ["partition.alpha={beta}", 2]}}, ["an override of 'beta' must be a text"]),
+    ({"conditions": TINY["conditions"] | {"beta": ["partition.alpha={beta}", None]}}, ["an override of 'beta' must be a text"]),
     ({"conditions": TINY["conditions"] | {"start": {"diff": 1, "same": []}}}, ["an override of 'start' must be a text"]),
     ({"smoke": {"what": "w", "conditions": {"beta": [["x"]]}}}, ["must be a text", "smoke.conditions.beta"]),
 ])  # fmt: skip
@@ -378,7 +381,11 @@ def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "value", ["0-4,5", "{", "@x", "2", "null", "2020-13-01", 'a "b", c', "", None, True]
+    "value",
+    [
+        *("0-4,5", "{", "@x", "2", "null", "2020-13-01", 'a "b", c', 'a,b", "c', "a]", ""),
+        *(None, True, 1e-5, math.inf),
+    ],
 )
 def test_command_of_a_cell_reads_back_the_value_of_a_condition(value: Any, tmp_path: Path) -> None:
     made = table(tmp_path)
