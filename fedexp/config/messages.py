@@ -317,8 +317,9 @@ def _key_error(
         why = f": {str(cause).splitlines()[0]}" if isinstance(cause, OmegaConfBaseException) else ""
         return ConfigError(text.splitlines()[0] + why, got=" ".join(overrides) or None)
 
-    key, at, _ = match.group(2).partition("@")
-    where = next((o for o in overrides if o.lstrip("+~").startswith(key)), None)
+    written = match.group(2)
+    key, at, _ = written.partition("@")
+    where = next((o for o in overrides if o.lstrip("+~").startswith(written)), None)
 
     # Here a config file overrides a config group in its defaults list, but the group
     # does not exist where the file is included.
@@ -330,13 +331,13 @@ def _key_error(
             where=f"{file.group(1)}.yaml, defaults",
             expected="a preset of several groups begins with the line "
             "'# @package _global_', and names groups as /trainer",
-            got=match.group(2),
+            got=written,
             do="add the line '# @package _global_' at the top, or correct the name",
         )
 
     if at and key in group_names():
         return ConfigError(
-            f"'{match.group(2)}' is not part of an experiment",
+            f"'{written}' is not part of an experiment",
             where=where,
             expected="a group of conf/config.yaml, without '@'",
             do=f"write {key}={(where or '').partition('=')[2] or 'NAME'}",

@@ -43,6 +43,7 @@ def results() -> list[dict]:
     (["+local.batchsize=1"], ["did you mean 'batch_size'?"]),
     (["method=feddf", "aggregator.tempreature=2"], ["did you mean 'aggregator.temperature'?"]),
     (["method@x=fedavg"], ["'method@x' is not part of an experiment", "write method=fedavg"]),
+    (["method=feddf", "method@x=fedavg"], ["where:    method@x=fedavg", "write method=fedavg"]),
     (["method=fedavgg"], ["unknown method 'fedavgg'", "did you mean 'fedavg'?", "scaffold"]),
     (["partition=dirichlt"], ["did you mean 'dirichlet'?"]),
     (["rounds=abc"], ["'rounds'", "an integer", "'abc'"]),
