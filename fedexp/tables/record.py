@@ -525,7 +525,7 @@ def _either(
 
 
 def _request(record: TableRecord) -> dict[str, str]:
-    """Return in words what the user asked for, except the cells."""
+    """Return the variant, seeds and overrides that the user chose, as texts."""
     seeds = "the table's" if record.seeds is None else ", ".join(map(str, record.seeds))
     overrides = " ".join(record.extra) or "none"
     return {"variant": record.variant, "seeds": seeds, "overrides": overrides}
@@ -634,8 +634,8 @@ def read(table: Table, folder: Path) -> TableRecord:
         name: _converted(about[key], kind, folder / ABOUT, key)
         for key, (name, kind) in _ABOUT.items()
     }
-    if lost := [key for key in asked["only"] if key not in ("method", *table.conditions)]:
-        raise _other_keys(table, folder, f"a record of cells with certain {', '.join(lost)}")
+    if any(key not in ("method", *table.conditions) for key in asked["only"]):
+        raise _other_keys(table, folder, f"a record made with --only {only_text(asked['only'])}")
 
     runs: dict[RunKey, RunRecord] = {}
     for run in _read_csv(folder / RUNS, "method", lambda row: _read_run(table, folder, row)):

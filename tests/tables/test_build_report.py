@@ -664,7 +664,7 @@ def test_record_of_cells_with_another_condition_is_refused(tmp_path: Path) -> No
     write(one.table, replace(one.record, only={"bta": [0.1]}), tmp_path)
     with pytest.raises(ConfigError, match="other keys than the table") as refused:
         read(one.table, tmp_path)
-    assert "a record of cells with certain bta" in str(refused.value)
+    assert "a record made with --only bta=0.1" in str(refused.value)
 
 
 @pytest.mark.parametrize(("name", "old", "new", "got"), [
