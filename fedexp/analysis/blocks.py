@@ -108,7 +108,8 @@ def _means(table: RunsTable) -> Block:
         {
             **dict(zip(spec.rows, place, strict=True)),
             spec.cols: column,
-            **dict(zip(("mean", "sd"), mean_and_deviation(values), strict=True)),
+            "mean": mean_and_deviation(values)[0],
+            "sd": mean_and_deviation(values)[1],
             "runs": len(values),
             "seeds": ", ".join(map(seed_text, table.cells[place, column])),
         }
