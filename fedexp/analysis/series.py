@@ -45,6 +45,7 @@ from fedexp.storage.selection import (
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Seeds
 from fedexp.tables.verdicts import LEVEL
+from fedexp.tracking.curve import is_usable
 
 # Progress axes, by their names on the command line. The values are the columns of
 # `fedexp.analysis.rounds.round_rows`.
@@ -55,8 +56,6 @@ PROGRESS: Mapping[str, str] = {
     "seconds": "total/seconds",
     "local_steps": "total/local_steps",
 }
-# Values above this are not drawn, because intervals and the limits of axes overflow.
-_LARGEST = 1e300
 # If more keys than this differ, a message suggests the nodes that contain them.
 _SHOWN = 4
 
@@ -360,7 +359,7 @@ def _curve(
     lost = []
     for at in common:
         places, values = zip(*(curve[at] for curve in curves), strict=True)
-        if all(map(_is_drawable, values)):
+        if all(map(is_usable, values)):
             points.append(Point(statistics.fmean(places), *mean_interval(values), values))
         else:
             lost.append(at)
@@ -370,10 +369,6 @@ def _curve(
         flaw = _flaw(curve[at][1] for at in lost for curve in curves)
         notes.append(f"{name}: {metric} is {flaw} {where}")
     return points
-
-
-def _is_drawable(value: float) -> bool:
-    return math.isfinite(value) and abs(value) <= _LARGEST
 
 
 def _flaw(values: Iterable[float]) -> str:
@@ -426,7 +421,7 @@ def _point(
                 f"'{metric}' of a run is not a number", where=run.name, got=text_of(value)
             )
         values.append(float(value))
-    if not all(map(_is_drawable, values)):
+    if not all(map(is_usable, values)):
         notes.append(f"{name}: {metric} is {_flaw(values)}")
         return []
     x = value_of(runs[0], spec.x)

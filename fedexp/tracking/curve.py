@@ -27,7 +27,7 @@ _MARKED = 25  # maximum number of points with markers. More markers would hide t
 # The loss axis is logarithmic if the largest loss is more than this many times the
 # smallest loss.
 _LOG_RATIO = 100
-_LARGEST = 1e300  # numbers above this are not drawn, as infinity is not
+_LARGEST = 1e300  # size up to which a number is usable
 _TITLE_WIDTH, _TITLE_LINES = 110, 2
 _LINE_INCHES = 0.17  # height of one line of the title or of a legend
 
@@ -90,12 +90,12 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _drawable(value: float) -> float:
-    """Return infinity in place of a huge number, and other numbers as they are.
+def is_usable(value: float) -> bool:
+    """Return whether a number is finite and not huge.
 
-    The limits of the axes would overflow if they contained huge numbers.
+    Means, intervals and the limits of axes overflow if they contain huge numbers.
     """
-    return math.copysign(math.inf, value) if abs(value) > _LARGEST else value
+    return math.isfinite(value) and abs(value) <= _LARGEST
 
 
 def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, axis: str) -> None:
@@ -105,7 +105,7 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, a
         few = len(values) <= _MARKED
         axes.plot(
             [place for place, _ in values],
-            [_drawable(value) for _, value in values],
+            [value if is_usable(value) else math.nan for _, value in values],
             color=_colour(name),
             linestyle=":" if name.endswith("_min") else "-",
             marker="o" if few else None,
@@ -114,9 +114,8 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, a
             label=f"{name}  {values[-1][1]:.4g}",
         )
 
-    drawn = (_drawable(value) for values in points.values() for _, value in values)
-    finite = [value for value in drawn if math.isfinite(value)]
-    if label == "loss" and finite and min(finite) > 0 and max(finite) / min(finite) > _LOG_RATIO:
+    drawn = [value for values in points.values() for _, value in values if is_usable(value)]
+    if label == "loss" and drawn and min(drawn) > 0 and max(drawn) / min(drawn) > _LOG_RATIO:
         axes.set_yscale("log")
 
     axes.set_xlabel(axis)
@@ -136,8 +135,7 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, a
 
 
 def _bars(axes: Axes, values: dict[str, float], label: str) -> None:
-    # The limits of an axis cannot be computed from an infinite bar.
-    lengths = [value if math.isfinite(_drawable(value)) else 0.0 for value in values.values()]
+    lengths = [value if is_usable(value) else 0.0 for value in values.values()]
     bars = axes.barh(list(values), lengths, color=[_colour(name) for name in values], height=0.6)
     labels = [f"{value:.4g}" for value in values.values()]
     axes.bar_label(bars, labels=labels, padding=3, fontsize=8)
