@@ -28,6 +28,7 @@ from fedexp.core.metrics import deviation, is_minimised
 from fedexp.storage.selection import check_keys, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
+from fedexp.tracking.curve import is_usable
 
 # Words in the names of costs, of which lower ones are better.
 _COSTS = ("seconds", "bytes", "size")
@@ -244,12 +245,13 @@ def _aggregates(
 
     def is_complete(place: tuple[str, ...]) -> bool:
         numbers = [cells.get((place, column), {}).values() for column in columns]
-        return all(found and all(map(math.isfinite, found)) for found in numbers)
+        return all(found and all(map(is_usable, found)) for found in numbers)
 
     complete = [place for place in places if is_complete(place)]
     if len(columns) < 2 or len(complete) < 2:
         raise ConfigError(
-            "aggregates need two columns, and two rows in which all columns have finite numbers",
+            "aggregates need two columns, and two rows in which all columns have only numbers "
+            "that are finite and not huge",
             where="--aggregate",
             got=f"{len(columns)} columns, {len(complete)} such rows of {len(places)}",
             do="add runs or conditions, or leave out --aggregate",
@@ -257,7 +259,8 @@ def _aggregates(
 
     scores = {column: [cells[place, column] for place in complete] for column in columns}
     notes = [
-        f"note: the aggregates leave out {' '.join(place)}, in which a column has no finite number"
+        f"note: the aggregates leave out {' '.join(place)}, in which a column has no number, or "
+        "one that is not finite or is huge"
         for place in places
         if place not in complete
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
@@ -221,6 +222,17 @@ def test_means_of_huge_values_do_not_overflow(
     (record,) = [record for record in first.records if record["method"] == "moon"]
     assert (record["mean"], record["sd"]) == pytest.approx((mean, sd), nan_ok=True)
     assert first.rows[0][2] == f"{mean:.4f} ± {sd:.4f} (2)"
+
+
+@pytest.mark.filterwarnings("error")
+def test_row_with_a_huge_value_is_left_out_of_the_aggregates(tmp_path: Path) -> None:
+    for method, alpha in itertools.product(("fedavg", "moon"), (0.1, 0.5, 1.0)):
+        for seed in range(2):
+            value = 1.7e308 if alpha == 0.1 and method == "moon" else alpha
+            write_run(tmp_path, method, seed, [0.1, value], partition__alpha=alpha)
+    spec = TableSpec(rows=("partition.alpha",), cols="method", aggregate=True)
+    left_out = "the aggregates leave out 0.1, in which a column has no number, or one that is"
+    assert any(left_out in note for note in notes_of(tmp_path, spec, []))
 
 
 def notes_of(root: Path, spec: TableSpec, conditions: list[str]) -> tuple[str, ...]:
