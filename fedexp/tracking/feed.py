@@ -26,9 +26,8 @@ class Feed:
 
     If a call raises an error or takes longer than ``logger.timeout`` seconds, the
     logger is switched off and one warning is shown. The run goes on, and the process
-    can exit.
-    With ``logger.strict`` there is no warning. Instead, the next call of `open` or
-    `log` raises `FedexpError`.
+    can exit. With ``logger.strict`` there is no warning. Instead, the next call of
+    `open` or `log` raises `FedexpError`.
 
     Args:
         logger: Logger to feed.
