@@ -703,6 +703,8 @@ def _rounds_text(run: StoredRun) -> str:
     done, asked = run.rounds
     if done is None:
         return "-"
+    # The status has no number of all rounds before the first checkpoint.
+    asked = asked or run.config.get("rounds")
     return str(done) if asked in (None, done) else f"{done}/{asked}"
 
 

@@ -216,9 +216,9 @@ class StoredRun:
     @property
     def rounds(self) -> tuple[Any, Any]:
         """Number of finished rounds and of requested rounds, None if unknown."""
-        done = self.result.get("rounds", self.state.get("round"))
-        # Before the first checkpoint, the status has no number of requested rounds.
-        return done, self.state.get("rounds") or self.config.get("rounds")
+        return self.result.get("rounds", self.state.get("round")), self.state.get(
+            "rounds", self.config.get("rounds")
+        )
 
     @cached_property
     def updated(self) -> datetime.datetime:
