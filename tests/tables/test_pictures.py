@@ -52,6 +52,19 @@ def test_a_numeric_last_key_is_an_axis_another_one_is_not() -> None:
     assert names(report(cells=flags)) == ["delta", "rows"]
 
 
+def test_a_method_with_one_row_is_named_once() -> None:
+    """If all rows have the same conditions, only the heads name the methods."""
+    seen = {}
+    for c in report().cells:
+        if c.delta is not None and math.isfinite(c.delta):
+            seen.setdefault(c.method, replace(c, conditions=report().cells[0].conditions))
+    figure = delta.difference_figure(report(cells=tuple(seen.values())))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert len(axes.texts) == len(seen) == len(axes.get_yticklabels()) > 1
+    assert not any(one.get_text() for one in axes.get_yticklabels())
+
+
 def test_without_references_nothing_is_compared_and_without_runs_nothing_is_drawn() -> None:
     assert names(report(cells=tuple(replace(c, paper=None) for c in report().cells))) == ["curves"]
     assert names(report(cells=tuple(replace(c, values=(), seeds=()) for c in report().cells))) == []

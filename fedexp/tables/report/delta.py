@@ -145,7 +145,7 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
         for shown in cells:
             _point(axes, shown, y + _ROW / 2)
             ticks.append(y + _ROW / 2)
-            named.append(", ".join(shown.conditions[key] for key in keys) or method.label)
+            named.append(", ".join(shown.conditions[key] for key in keys))
             y += _ROW
 
     axes.set_yticks(ticks, list(map(canvas.cut, named)), parse_math=False)
