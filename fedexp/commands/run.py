@@ -190,6 +190,7 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import check_splits, job_name
     from fedexp.storage.run_folder import RunFolder
+    from fedexp.storage.stored_run import resume_condition
     from fedexp.tracking.terminal import print_sweep
 
     sweeper = sweeper_plugin(overrides)
@@ -244,6 +245,10 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     rows = [_job_row(RunFolder.of(config), config, objective) for config in configs]
     metric = None if objective is None else objective.metric
     print_sweep(rows, metric, _best_job(rows, objective))
+    if code > 128 and grid:
+        # All jobs have the command line's `reuse`.
+        condition = resume_condition(configs[0].values)
+        print(f"interrupted: the same command{condition} continues from here", file=sys.stderr)
     if code == 0 and any(row["status"] != "done" for row in rows):
         code = JOB_ERROR
 

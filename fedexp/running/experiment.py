@@ -632,11 +632,14 @@ def check_metrics(experiment: Experiment) -> None:
         ("stop.metric", experiment.config.stop.metric),
     ):
         if name != "auto" and name not in measured:
+            needs_validation = name.replace("val/", "test/", 1) in measured
             raise ConfigError(
                 f"'{name}' is not measured here",
                 where=key,
                 expected=", ".join(["auto", *measured]),
-                do=suggest(name, measured),
+                do="set eval.held_out or partition.val_fraction, which reserve validation data"
+                if needs_validation
+                else suggest(name, measured),
             )
 
     headline, stop = experiment.config.headline, experiment.config.stop

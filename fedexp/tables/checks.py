@@ -74,12 +74,18 @@ def _check_condition_grids(table: Table) -> None:
     """Check that every grid of conditions has valid values of each condition."""
     for variant in ("full", "reduced", "smoke"):
         smaller = table.smaller(variant)
-        for number, grid in enumerate((smaller and smaller.grids) or table.grids):
-            where = f"{variant if smaller else ''}.grids[{number}]".lstrip(".")
+        grids = table.grids
+        prefix = ""
+        if smaller and smaller.grids is not None:
+            grids, prefix = smaller.grids, f"{variant}."
+        require(len(grids) > 0, f"{prefix}grids: give at least one grid of conditions")
+        for number, grid in enumerate(grids):
+            where = f"{prefix}grids[{number}]"
             require_known(grid, table.conditions, where)
             missing = [key for key in table.conditions if key not in grid]
             require(not missing, f"{where}: no value of {', '.join(missing)}")
             for key, own in grid.items():
+                require(own != [], f"{where}.{key}: give at least one value")
                 for value in own if isinstance(own, list) else [own]:
                     convert(value, Value, f"{where}.{key}")
 

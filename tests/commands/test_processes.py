@@ -418,6 +418,7 @@ def test_ctrl_c_in_a_sweep_stops_it_and_it_resumes(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     told = finish(process, 130)
     assert "1 interrupted, 1 queued" in told
+    assert "interrupted: the same command continues from here" in told
     assert "2 done" in finish(fork(tmp_path, *sweep))
 
 

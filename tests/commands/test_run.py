@@ -76,6 +76,7 @@ def results() -> list[dict]:
     (["state.memory_gb=-1"], ["state.memory_gb"]),
     (["headline.metric=test/global/ac"], ["did you mean 'test/global/acc'?"]),
     (["stop.metric=test/local/acc_mean"], ["is not measured here", "test/global/acc"]),
+    (["stop.metric=val/global/acc"], ["set eval.held_out or partition.val_fraction"]),
     (["method=local", "headline.metric=test/global/acc"], ["test/local/acc_mean"]),
     (["-m", "seed=0,1", "rounds=2,x"], ["job 1", "'rounds'"]),
     (["-m", "method=fedavg,scaffold", "local.momentum=0,0.9"], ["job 3", "method=scaffold local.momentum=0.9"]),
