@@ -116,6 +116,17 @@ def test_render_picture_stores_smallest_font_and_width() -> None:
     assert sizes_of_svg("<svg></svg>") is None and sizes_of_png(b"") is None
 
 
+def test_labels_of_the_axis_have_a_margin_in_the_png() -> None:
+    with canvas.use_style():
+        figure = canvas.figure(5.6, 4.0)
+        axes = canvas.axes(figure, 1, 1, 1)
+        axes.set_yticks([0, 1], ["dirichlet, 0.6", "pathological, 6"], fontsize=7.5)
+        drawn = canvas.render_picture("p", "p", figure)
+
+    margin = imread(io.BytesIO(drawn.png))[:, :4, :3]
+    assert np.allclose(margin, 1.0)
+
+
 def test_difference_figure_of_many_methods_fits_beside_the_text() -> None:
     methods = tuple(Method(f"m{i}", f"m{i}") for i in range(13))
     cells = tuple(cell({"rank": r}, m.key, 1.0, r / 10, r / 9) for m in methods for r in range(9))

@@ -74,6 +74,9 @@ def use_style() -> Iterator[None]:
         "svg.fonttype": "path",
         # TrueType fonts. Publishers refuse Type 3 fonts, matplotlib's default.
         "pdf.fonttype": 42,
+        # With hinting, the width of a text depends on the resolution. A text would then
+        # need more space in a picture than in the layout.
+        "text.hinting": "none",
         "font.size": 9.0,
         "legend.fontsize": 9.0,
     }
