@@ -61,7 +61,7 @@ from typing import Literal, TypedDict
 import torch
 from torch import Tensor
 
-from fedexp.core.build import require_not_negative, require_positive
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -136,10 +136,11 @@ class FedMA(UnitMatching):
             done once, before the first layer is matched.
         retrain: Whether clients retrain the remaining layers after each matched layer.
             Otherwise all layers are matched at once ("one-shot matching").
-        retrain_epochs: Epochs of retraining and of all training in later rounds. None:
-            the epochs of the config's local training.
-        retrain_lr: Step size of retraining and of all training in later rounds. None:
-            ``local.lr``. The step size decays as ``local.lr`` does.
+        retrain_epochs: Epochs of retraining and of all training in later rounds. It
+            requires `retrain`. None: the epochs of the config's local training.
+        retrain_lr: Step size of retraining and of all training in later rounds. It
+            requires `retrain`. None: ``local.lr``. The step size decays as ``local.lr``
+            does.
         output_epochs_factor: Factor of the epochs (or of ``local.steps``) in the step
             that trains only the output layer.
         output_lr_factor: Factor of the step size in the step that trains only the
@@ -164,6 +165,13 @@ class FedMA(UnitMatching):
             self, "retrain_epochs", "retrain_lr", "output_epochs_factor", "output_lr_factor"
         )
         require_not_negative(self, "output_weight_decay")
+
+        for name in ("retrain_epochs", "retrain_lr"):
+            require(
+                self.retrain or getattr(self, name) is None,
+                f"{name} has no effect with retrain=false: set {name}=null, "
+                f"and local.{name.removeprefix('retrain_')} for the clients' training",
+            )
 
     def matching(self) -> BetaBernoulli:
         return replace(super().matching(), fixed=self.widths == "fixed")

@@ -825,6 +825,12 @@ def test_settings_without_meaning_are_refused(key: str, value) -> None:
         build(NAFILayerwise, {key: value}, "aggregator")
 
 
+@pytest.mark.parametrize(("key", "value"), [("retrain_epochs", 2), ("retrain_lr", 0.02)])
+def test_settings_of_retraining_without_retraining_are_refused(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{key} has no effect with retrain=false"):
+        build(NAFILayerwise, {key: value, "retrain": False}, "aggregator")
+
+
 def test_clients_with_other_architectures_are_refused() -> None:
     """Clients with other architectures are refused, for example with another depth."""
     with pytest.raises(ConfigError, match="must have one architecture"):
