@@ -240,13 +240,17 @@ class FedCDA(Mean):
         most = int(m) if fixed else extent.clients
         size = -(-most // groups)
         if self.K**size > MOST_COMBINATIONS:
+            remedy = (
+                f"raise limit.server_steps, which reduces {self.B} groups to {groups}, "
+                if self.strategy == "approximate" and groups < self.B
+                else "set aggregator.strategy=approximate with more groups (aggregator.B), "
+            )
             raise ConfigError(
                 f"a group of {size} clients with {self.K} models each "
                 f"has {self.K}^{size} combinations",
                 where="aggregator.B" if self.strategy == "approximate" else "aggregator.strategy",
                 expected=f"at most {MOST_COMBINATIONS:,} combinations per group",
-                do="set aggregator.strategy=approximate with more groups (aggregator.B), "
-                "or a smaller aggregator.K"
+                do=f"{remedy}or set a smaller aggregator.K"
                 + ("" if fixed else ", or sampling=fixed, which bounds the clients of a round"),
             )
 

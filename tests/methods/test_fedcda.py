@@ -477,6 +477,10 @@ def test_what_cannot_be_is_refused_before_training() -> None:
     assert "3^17 combinations" in refusal("aggregator.B=1", "clients=20", "clients_per_round=17")
     coins = ("sampling=bernoulli", "clients_per_round=10")  # all clients may take part
     assert "sampling=fixed, which bounds" in refusal("aggregator.B=1", "clients=20", *coins)
+    many = ("clients=40", "clients_per_round=40", "aggregator.B=20")
+    assert "limit.server_steps, which reduces 20 groups to 1" in refusal(
+        *many, "limit.server_steps=1"
+    )
     # A smoke variant has fewer groups too.
     small = ["method=fedcda", "clients_per_round=2", "limit.server_steps=2"]
     assert Experiment.of(compose(small)).extent.clients == 10
