@@ -10,7 +10,9 @@ Update:
     evaluation mode. It does not return to training mode. From the second epoch on,
     BatchNorm therefore normalises by the running statistics of the first epoch and does
     not update them. Dropout is off in these epochs. For a network without BatchNorm and
-    dropout, the trainer equals plain local training bit-exactly.
+    dropout, the trainer equals plain local training bit-exactly. The only exception is
+    ``precision=bf16``. Networks use autocast only in training mode, so the epochs after
+    the first one run in float32.
 """
 
 from __future__ import annotations
