@@ -47,7 +47,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.aggregator import State
-from fedexp.core.build import require_positive
+from fedexp.core.build import require, require_positive
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
 from fedexp.core.kernel import StepNoise
@@ -98,6 +98,10 @@ class FedLAW(ServerTrained):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "lr")
+        require(
+            self.learn != "swa" or self.steps is not None or self.epochs != 1,
+            "learn=swa learns x in the first half of the epochs: set epochs=2 or more",
+        )
 
     @property
     def needs(self) -> Needs:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.config.compose import compose
+from fedexp.core.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.methods.fedlaw import FedLAW
 from fedexp.running.experiment import Experiment
@@ -125,6 +126,11 @@ def test_of_one_model_gamma_alone_is_learned() -> None:
     assert_same(
         params_of(state), [{name: gamma * value for name, value in model.params.items()}], 1e-9
     )
+
+
+def test_the_variant_of_averages_needs_two_epochs() -> None:
+    with pytest.raises(ConfigError, match="epochs=2 or more"):
+        build(FedLAW, {"learn": "swa", "epochs": 1}, "aggregator")
 
 
 def test_in_the_variant_of_averages_the_shares_come_first_and_gamma_after_them() -> None:
