@@ -108,13 +108,29 @@ class Aggregates:
     critical_difference: float | None = None
 
 
-def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregates:
+def column_pairs(columns: Sequence[str], against: str | None) -> list[tuple[str, str]]:
+    """Return the pairs of columns (a, b) that are compared.
+
+    Args:
+        columns: Names of the columns.
+        against: The column a of all pairs. None: every two columns are a pair.
+    """
+    if against is None:
+        return [*itertools.combinations(columns, 2)]
+    return [(against, column) for column in columns if column != against]
+
+
+def aggregate(
+    scores: Mapping[str, Scores], higher_is_better: bool, against: str | None = None
+) -> Aggregates:
     """Summarise columns over their rows.
 
     Args:
         scores: Values of each column. All columns have the same rows, and each row has
             at least one value, which is finite.
         higher_is_better: Whether higher values are better.
+        against: Column with which the others are compared. None: every two columns are
+            compared.
 
     Returns:
         The aggregates. All intervals describe the variation between seeds, not between
@@ -155,8 +171,7 @@ def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregate
 
     improvements = [
         Improvement(a, b, _improvement(scores[a], scores[b], higher_is_better, numbers))
-        for number, a in enumerate(keys)
-        for b in keys[number + 1 :]
+        for a, b in column_pairs(keys, against)
     ]
     columns.sort(key=lambda column: column.rank)
     return Aggregates(tuple(columns), tuple(improvements), means.shape[1], p, difference)

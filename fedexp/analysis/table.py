@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedexp.analysis.aggregates import Aggregates, aggregate
+from fedexp.analysis.aggregates import Aggregates, aggregate, column_pairs
 from fedexp.analysis.groups import (
     EQUAL_RUNS,
     differing_keys,
@@ -23,7 +22,7 @@ from fedexp.analysis.groups import (
     shown_value,
     sort_key,
 )
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, suggest
 from fedexp.core.metrics import deviation, is_minimised
 from fedexp.storage.selection import check_keys, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
@@ -47,6 +46,8 @@ class TableSpec:
         aggregate: Whether the table has aggregates over the rows.
         better: ``higher`` or ``lower``. None: it follows from the name of the numbers
             if the table has aggregates, and is unknown otherwise.
+        against: Column with which the others are compared. None: every two columns are
+            compared.
     """
 
     rows: tuple[str, ...]
@@ -54,6 +55,7 @@ class TableSpec:
     value: str = "headline"
     aggregate: bool = False
     better: str | None = None
+    against: str | None = None
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,9 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
         conditions: Conditions on runs.
 
     Raises:
-        ConfigError: No run meets the conditions, a key does not exist, runs of a cell
-            differ in more than their seeds, or aggregates are not possible.
+        ConfigError: No run meets the conditions, a key or the column `spec.against`
+            does not exist, runs of a cell differ in more than their seeds, or
+            aggregates are not possible.
     """
     done = select(finished(runs), conditions)
     if not done:
@@ -106,6 +109,13 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
     members = _group_by_cell(latest, spec)
     cells = {cell: _values_by_seed(cell, found, spec) for cell, found in members.items()}
     columns = sorted({column for _, column in cells}, key=sort_key)
+    if spec.against is not None and spec.against not in columns:
+        raise ConfigError(
+            f"the table has no column '{spec.against}'",
+            where="against",
+            expected=", ".join(columns),
+            do=suggest(spec.against, columns),
+        )
     places = sorted(
         {place for place, _ in cells}, key=lambda place: [sort_key(text) for text in place]
     )
@@ -113,7 +123,7 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
     pairs = [
         (place, compare(a, b, cells[place, a], cells[place, b]))
         for place in places
-        for a, b in itertools.combinations(columns, 2)
+        for a, b in column_pairs(columns, spec.against)
         if (place, a) in cells and (place, b) in cells
     ]
     judged = adjusted([comparison for _, comparison in pairs])
@@ -122,7 +132,7 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
     aggregates, better = None, spec.better
     if spec.aggregate:
         better = better or _direction(latest, spec.value)
-        aggregates, left_out = _aggregates(cells, places, columns, better)
+        aggregates, left_out = _aggregates(cells, places, columns, better, spec.against)
         notes += left_out
 
     measured = {" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest}
@@ -236,6 +246,7 @@ def _aggregates(
     places: Sequence[tuple[str, ...]],
     columns: Sequence[str],
     better: str,
+    against: str | None,
 ) -> tuple[Aggregates, list[str]]:
     """Return the aggregates of the complete rows, and notes on the other rows.
 
@@ -267,7 +278,7 @@ def _aggregates(
     if len({len(row) for column in scores.values() for row in column}) > 1:
         notes.append("note: cells have different numbers of runs, which all count in the IQM")
 
-    found = aggregate(scores, better == "higher")
+    found = aggregate(scores, better == "higher", against)
     notes += [
         f"note: {one.column} has no intervals, because its rows have only some seeds in common"
         for one in found.columns

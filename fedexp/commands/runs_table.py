@@ -18,7 +18,7 @@ from fedexp.storage.files import write_text
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tracking.terminal import console, escaped, ruled_table
 
-_NAMES = ("rows", "cols", "value", "better")
+_NAMES = ("rows", "cols", "value", "better", "against")
 _NEAR = ("row", "col", "columns", "values", "best")
 _DIRECTIONS = ("higher", "lower")
 SUFFIXES = (".md", ".tex", ".csv")
@@ -32,7 +32,7 @@ def table(
     Args:
         runs: Stored runs, the newest first.
         arguments: ``rows=KEY[,KEY]``, ``cols=KEY``, ``value=METRIC``,
-            ``better=higher|lower`` and conditions on runs.
+            ``better=higher|lower``, ``against=COLUMN`` and conditions on runs.
         aggregate: Whether the table has aggregates over the rows.
         out: Markdown, LaTeX or CSV file to write, or None. CSV has one file per block.
 
@@ -100,7 +100,8 @@ def _parse_arguments(arguments: Sequence[str], aggregate: bool) -> tuple[TableSp
             do=suggest(str(better), _DIRECTIONS),
         )
     rows = tuple(given["rows"].split(","))
-    return TableSpec(rows, given["cols"], value, aggregate, better), conditions
+    spec = TableSpec(rows, given["cols"], value, aggregate, better, given.get("against"))
+    return spec, conditions
 
 
 def _print(found: RunsTable) -> None:

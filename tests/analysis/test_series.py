@@ -6,11 +6,12 @@ import itertools
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import ttest_1samp, ttest_rel
 
 from fedexp.analysis.blocks import blocks
 from fedexp.analysis.groups import listed
@@ -224,6 +225,37 @@ def test_means_of_huge_values_do_not_overflow(
     assert first.rows[0][2] == f"{mean:.4f} ± {sd:.4f} (2)"
 
 
+def test_against_compares_only_pairs_with_one_column(root: Path) -> None:
+    """The tests are those of the pairs with this column, so Holm corrects for fewer."""
+    moon = {0.1: (0.41, 0.43, 0.49), 1.0: (0.47, 0.44, 0.48)}
+    for alpha, values in moon.items():
+        for seed, value in enumerate(values):
+            write_run(root, "moon", seed, [0.1, value], partition__alpha=alpha)
+    spec = TableSpec(("partition.alpha",), "method", aggregate=True, against="moon")
+    found = runs_table(find_runs(root), spec, ())
+    assert [(c.a, c.b) for _, c in found.comparisons] == [
+        ("moon", "fedavg"),
+        ("moon", "scaffold"),
+    ] * 2
+    assert found.aggregates is not None
+    assert [(one.a, one.b) for one in found.aggregates.improvements] == [
+        ("moon", "fedavg"),
+        ("moon", "scaffold"),
+    ]
+
+    plain = [
+        float(ttest_rel([height + seed**2 / 100 for seed in range(3)], values).pvalue)
+        for values in moon.values()
+        for height in (0.4, 0.6)
+    ]
+    assert [c.p for _, c in found.comparisons] == pytest.approx(holm_corrected(plain))
+
+    every = runs_table(find_runs(root), replace(spec, against=None), ())
+    assert len(every.comparisons) == 6 and every.cells == found.cells
+    with pytest.raises(ConfigError, match="did you mean 'scaffold'"):
+        runs_table(find_runs(root), replace(spec, against="scafold"), ())
+
+
 @pytest.mark.filterwarnings("error")
 def test_row_with_a_huge_value_is_left_out_of_the_aggregates(tmp_path: Path) -> None:
     for method, alpha in itertools.product(("fedavg", "moon"), (0.1, 0.5, 1.0)):
@@ -233,6 +265,16 @@ def test_row_with_a_huge_value_is_left_out_of_the_aggregates(tmp_path: Path) -> 
     spec = TableSpec(rows=("partition.alpha",), cols="method", aggregate=True)
     left_out = "the aggregates leave out 0.1, in which a column has no number, or one that is"
     assert any(left_out in note for note in notes_of(tmp_path, spec, []))
+
+
+def holm_corrected(values: list[float]) -> list[float]:
+    """Return p values that are corrected by Holm's method."""
+    ordered = sorted(range(len(values)), key=values.__getitem__)
+    found, highest = [0.0] * len(values), 0.0
+    for rank, at in enumerate(ordered):
+        highest = max(highest, min(1.0, values[at] * (len(values) - rank)))
+        found[at] = highest
+    return found
 
 
 def notes_of(root: Path, spec: TableSpec, conditions: list[str]) -> tuple[str, ...]:
