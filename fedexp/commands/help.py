@@ -35,6 +35,7 @@ Examples:
   fedexp debug=smoke method=NAME                           any experiment in seconds
   fedexp --cfg job method=NAME                             print the config and stop
   fedexp --hydra-help                                      Hydra's own flags
+  fedexp --version                                         the version of fedexp
 Also: fedexp-data list|show|prepare
       fedexp-runs list|show|diff|rerun|export|table|plot|clean|check-conf
       fedexp-table list|run|report|site

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedexp import __version__
 from fedexp.commands.errors import JOB_ERROR, run_guarded
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.tracking.outlet import require_output
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 SWEEP_FLAGS = ("-m", "--multirun")
 HELP_FLAGS = ("--help", "-h")
+VERSION_FLAG = "--version"
 DRY_FLAG = "--dry-run"
 # Flags that Hydra answers.
 HYDRA_FLAGS = (
@@ -56,6 +58,9 @@ def run_command(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     if any(argument in HELP_FLAGS for argument in arguments):
         return _help([argument for argument in arguments if not argument.startswith("-")])
+    if VERSION_FLAG in arguments:
+        print(f"fedexp {__version__}")
+        return 0
 
     from fedexp.commands.launching import run_hydra
     from fedexp.commands.wandb_agent import without_dashes
@@ -72,7 +77,7 @@ def _run(arguments: list[str]) -> int:
         return run_hydra(arguments)
     sweep = any(argument in SWEEP_FLAGS for argument in arguments)
     overrides = [argument for argument in arguments if argument not in (*SWEEP_FLAGS, DRY_FLAG)]
-    refuse_flags(overrides, [*HELP_FLAGS, *SWEEP_FLAGS, DRY_FLAG, *HYDRA_FLAGS])
+    refuse_flags(overrides, [*HELP_FLAGS, VERSION_FLAG, *SWEEP_FLAGS, DRY_FLAG, *HYDRA_FLAGS])
     jobs = expand(overrides) if sweep else [overrides]
     checked = check_jobs(jobs)
 
@@ -152,6 +157,7 @@ def _dry_run(configs: list[ResolvedConfig]) -> int:
     ]
     print(f"dry run: {len(configs)} runs - {len(configs) - len(todo)} done, {len(todo)} to run")
     _print_weights_note(configs)
+    _print_split_note(configs)
     print_forecast(todo)
     require_output()
     return 0
@@ -218,6 +224,7 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     by = "" if objective is None else f", by {objective.text}"
     print(f"sweep {name}: {counted if grid else f'its sweeper chooses the jobs{by}'}", flush=True)
     _print_weights_note(configs)
+    _print_split_note(configs)
 
     def launch() -> int:
         # If all jobs are done, Hydra is not called, because it would compose every job
@@ -282,6 +289,31 @@ def _print_weights_note(configs: list[ResolvedConfig]) -> None:
         print(
             f"note: the methods weigh their clients differently: {found}. "
             "aggregator.weights=uniform makes them alike"
+        )
+
+
+def _print_split_note(configs: list[ResolvedConfig]) -> None:
+    """Print a note if methods have other splits, because of the server's data.
+
+    There is no note if the user set a key of ``proxy``.
+    """
+    reserved: dict[float, list[str]] = {}
+    for config in configs:
+        if any(override.startswith("proxy.") for override in config.overrides):
+            return
+        proxy = config["proxy"]
+        taken = proxy["size"] if proxy["source"] == "train" and proxy["dataset"] is None else 0
+        if config["method"] not in reserved.setdefault(taken, []):
+            reserved[taken].append(config["method"])
+
+    if len(reserved) > 1:
+        found = ", ".join(
+            f"{size or 'none'} ({', '.join(methods)})" for size, methods in reserved.items()
+        )
+        print(
+            "note: the methods reserve different amounts of training samples for the server, so "
+            f"their clients have different data: {found}. "
+            f"proxy.source=train proxy.size={max(reserved)} makes them alike"
         )
 
 

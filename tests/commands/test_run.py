@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fedexp import __version__
 from fedexp.commands import data, launching, runs, table
 from fedexp.commands.run import run_command
 from fedexp.tables.report.layout import duration
@@ -249,6 +250,17 @@ def test_different_weights_of_a_sweep_are_noted_before_it_runs(capsys) -> None:
     assert "note: the methods weigh" in capsys.readouterr().out
     for alike in ("aggregator.weights=uniform,samples", "method=fedavg,median"):
         run_command(["--dry-run", *sweep, alike])
+        assert "note:" not in capsys.readouterr().out
+
+
+def test_different_server_data_of_a_sweep_are_noted(capsys) -> None:
+    sweep = ["--dry-run", "-m", "method=fedavg,feddf,fedbe", "aggregator.weights=uniform"]
+    assert run_command(sweep) == 0
+    told = capsys.readouterr().out
+    assert "different data: none (fedavg), 0.02 (feddf), 0.2 (fedbe)." in told
+    assert "proxy.source=train proxy.size=0.2 makes them alike" in told
+    for alike in (["proxy.source=train", "proxy.size=0.2"], ["method=fedavg,median"]):
+        assert run_command([*sweep, *alike]) == 0
         assert "note:" not in capsys.readouterr().out
 
 
@@ -825,6 +837,11 @@ def test_optimising_sweeper_is_refused_with_the_key_to_set(
     ran = swept(tmp_path, f"lrs: [0.1]\n{node}\n", f"eval.held_out={held_out}")
     assert ran.returncode == 2 and not Path("outputs").exists()
     assert all(words in ran.stderr for words in says), ran.stderr
+
+
+def test_version_is_printed(capsys) -> None:
+    assert run_command(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedexp {__version__}\n"
 
 
 def test_help_of_an_option_has_its_keys_with_comments_and_those_of_its_parts(capsys) -> None:
