@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedexp.core.data import Samples
 from fedexp.core.device import wide
+from fedexp.core.metrics import deviation
 from fedexp.core.net import Net
 from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.result_check import check_totals, checked_task_metrics
@@ -67,7 +69,8 @@ class Evaluator:
             ``<split>/ensemble/*`` for an ensemble. If there is one model per client,
             every model is measured on the whole split. The names are then
             ``<split>/local/*`` with the endings ``_mean``, ``_std`` and ``_min``, for
-            the mean, the standard deviation and the minimum over the models.
+            the mean, the standard deviation and the minimum over the models. All three
+            are NaN if a value is NaN. With an infinite value, the deviation is NaN.
         """
         if not outcome.models:
             return {}
@@ -80,7 +83,9 @@ class Evaluator:
 
         spread: list[float] = []
         for values in self.each(outcome, samples, split).values():
-            spread += [statistics.fmean(values), statistics.pstdev(values), min(values)]
+            # `min` would depend on the place of a NaN
+            lowest = math.nan if any(map(math.isnan, values)) else min(values)
+            spread += [statistics.fmean(values), deviation(values, is_sample=False), lowest]
         return dict(zip(metric_names(self.task, "local", split), spread, strict=True))
 
     def each(self, outcome: Outcome, samples: Samples, split: str) -> dict[str, list[float]]:

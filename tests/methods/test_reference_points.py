@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.weights import Weights
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.tasks.classification import Classification
 from tests.world import assert_same, make_data, make_world
@@ -55,6 +57,20 @@ def test_ensemble_of_copies_is_the_model(combine: str) -> None:
     assert together["test/ensemble/acc"] == pytest.approx(each["test/local/acc_mean"])
     if combine == "probs":
         assert together["test/ensemble/loss"] == pytest.approx(each["test/local/loss_mean"])
+
+
+def test_local_models_with_an_infinite_or_nan_loss_are_measured() -> None:
+    world = make_world("method=local")
+    outcome = world.aggregator.outcome(world.run().state)
+    sound = outcome.models[0]
+    diverged = Weights(
+        sound.spec, {name: value * math.inf for name, value in sound.params.items()}, sound.buffers
+    )
+    evaluate = Evaluator(world.experiment.task, 7)
+    for models in ((sound, diverged), (diverged, sound)):
+        found = evaluate(replace(outcome, models=models), world.data.test, "test")
+        assert all(math.isnan(found[f"test/local/loss_{of}"]) for of in ("mean", "std", "min"))
+        assert math.isfinite(found["test/local/acc_std"])
 
 
 def test_an_ensembles_loss_stays_finite_where_probabilities_underflow() -> None:
