@@ -136,7 +136,11 @@ class Proxy:
             )
 
         resized = (
-            self.resize and other.pixels and main.pixels and other.shape[:-2] == main.shape[:-2]
+            self.resize
+            and other.pixels
+            and main.pixels
+            and len(main.shape) == 3
+            and other.shape[:-2] == main.shape[:-2]
         )
         if other.shape != main.shape and not resized:
             raise ConfigError(

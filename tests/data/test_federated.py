@@ -503,3 +503,7 @@ def test_images_of_another_size_are_brought_to_the_clients() -> None:
     ):
         with pytest.raises(ConfigError, match="do not fit"):
             proxy.check(Pictures())
+
+    # Vectors have no height and width
+    with pytest.raises(ConfigError, match="do not fit"):
+        Proxy("train", 9, dataset=Synthetic(features=4), resize=True).check(Synthetic(features=8))
