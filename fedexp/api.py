@@ -325,7 +325,7 @@ def save_models(
         std: Standard deviation per channel, like ``dataset.std``. It is treated like
             `mean`.
         data: Training samples of each client, one entry per client. An entry is a pair
-            of raw inputs (n, ...), 8-bit or floating point, and targets (n, ...).
+            of raw inputs (n, ...), uint8 or floating point, and targets (n, ...).
             Alternatively each entry has the positions of the client's samples in the
             training split of a data set, like ``run.partition.of(i)``.
         keep_data: Whether the samples themselves are stored. By default only the
@@ -560,11 +560,17 @@ def _client_data(
             )
         return ClientData(indices=indices, data_sha256=data_sha256)
 
-    samples = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in entries]
+    # The models are on the CPU, too
+    samples = [(torch.as_tensor(x).cpu(), torch.as_tensor(y).cpu()) for x, y in entries]
     for client, (x, y) in enumerate(samples):
         labels = y.dim() == 1 and not y.is_floating_point()
+        # Integers of other types would be taken for values that are not divided by 255
+        readable = x.dtype == torch.uint8 or (
+            x.is_floating_point() and bool(torch.isfinite(x).all())
+        )
         fits = (
-            len(x) == len(y) > 0
+            readable
+            and len(x) == len(y) > 0
             and tuple(x.shape[1:]) == input_shape
             and (labels or y.dim() > 1)
             and not (labels and not 0 <= int(y.min()) <= int(y.max()) < num_classes)
@@ -573,9 +579,11 @@ def _client_data(
             raise ConfigError(
                 f"the samples of client {client} do not fit the network",
                 where=f"data[{client}]",
-                expected=f"inputs (n, {', '.join(map(str, input_shape))}) and n targets, "
-                f"labels in 0 .. {num_classes - 1}",
-                got=f"inputs {tuple(x.shape)} and targets {tuple(y.shape)}"
+                expected=f"inputs (n, {', '.join(map(str, input_shape))}) of type uint8 or of "
+                f"finite floating-point numbers, and n targets, labels in 0 .. {num_classes - 1}",
+                got=f"inputs {tuple(x.shape)} of type {x.dtype}"
+                + (", with NaN or infinity" if x.is_floating_point() and not readable else "")
+                + f", and targets {tuple(y.shape)}"
                 + (f", labels in {int(y.min())} .. {int(y.max())}" if labels and len(y) else ""),
                 do="give raw inputs, before normalisation, and the targets of the same samples",
             )

@@ -353,6 +353,11 @@ def test_models_are_saved_with_arrays_tensors_and_config_nodes(change: dict[str,
 @pytest.mark.parametrize(("change", "said"), [
     ({"state_dicts": []}, ["no models to save"]),
     ({"data": [None, None]}, ["'data[0]' has the wrong type"]),
+    # Integers that are not uint8 would not be divided by 255
+    ({"data": [(torch.ones(2, 1, 8, 8, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))] * 2},
+     ["data[0]", "of type uint8", "of type torch.int64"]),
+    ({"data": [(torch.full((2, 1, 8, 8), np.nan), torch.zeros(2, dtype=torch.int64))] * 2},
+     ["data[0]", "torch.float32, with NaN or infinity"]),
     ({"mean": [0.5], "std": []}, ["mean and std do not fit"]),
     ({"model": "fedexp.models.mlp.MPL"}, ["no class 'MPL'", "did you mean 'MLP'?"]),
     ({"model": {"_target_": "fedexp.models.mlp.MLP", "hiden": [6]}}, ["did you mean 'hidden'?"]),
