@@ -47,8 +47,8 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
       last client also gets the remainder that rounding leaves.
 
     At the end, every client's list is shuffled. The random numbers are drawn in the
-    same order as in the published code. The same seed therefore reproduces the
-    published partitions.
+    same order as in the published code of the gated split. The same seed therefore
+    reproduces the published gated partitions.
 
     If `gated`, two rules apply. First, p is set to zero for a client that already holds
     n/N samples or more (a full client), and p is renormalised. Second, the whole
@@ -57,7 +57,8 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
     then computes with NaN. Here the proportions of that class are drawn again.
 
     If `gated` is False, the rules do not apply and the partition is sampled once, as in
-    Hsu et al. 2019 and FedLAW. If all samples are of one class (images with masks), the
+    FedLAW. Hsu et al. 2019 draw a class prior for each client instead
+    (`DirichletPerClient`). If all samples are of one class (images with masks), the
     scheme draws the clients' sizes, as NAFI does for K = 1 (Xiao & Cheng 2023).
 
     Sources: Yurochkin et al. 2019 (PFNM), Wang et al. 2020 (FedMA), Su et al. 2023
