@@ -22,7 +22,8 @@ class LocalTraining:
         epochs: Passes over the client's data, or None. Ignored if `steps` is set. With
             `epochs_min`, the largest number of passes of a client.
         steps: A fixed number of optimizer steps, or None.
-        batch_size: Samples per step. The last batch of an epoch may be smaller.
+        batch_size: Samples per step. The last batch of an epoch may be smaller. If it
+            has only one sample, networks with BatchNorm skip it.
         optimizer: ``sgd`` (with heavy-ball `momentum`), ``adam`` or ``amsgrad`` (with
             `betas` and `eps`), or ``rmsprop`` (with the second of `betas`, and `eps`).
             Its state is reset in every round.

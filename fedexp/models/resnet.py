@@ -52,10 +52,9 @@ class ResNet(nn.Module):
     """A stem, four stages of basic blocks, an average pool and a linear output.
 
     The stem is the first convolution with its norm and pooling. The last three stages
-    halve height and width. With ``norm=batch``, a training batch of one sample is
-    possible only if the feature map after the last stage is larger than 1x1. The reason
-    is that BatchNorm needs several values to compute a variance. With
-    ``stem=imagenet``, images of up to 32x32 have a last map of 1x1.
+    halve height and width. With ``stem=imagenet``, images of up to 32x32 have a last
+    map of 1x1. With ``norm=batch``, training batches of one sample are skipped, because
+    BatchNorm needs several values to compute a variance.
 
     Args:
         input_shape: (channels, height, width). Any size works.
