@@ -219,6 +219,9 @@ class Vectorized(Engine):
         to be stackable are trained one after the other. The next stack is tried again,
         even if it has the same code. The bits of a result therefore do not depend on
         stacks that this process trained before, and a resumed run has the same bits.
+        There is one exception. If a stack needs too much memory, this process halves
+        it, and does not train larger stacks later. This changes the last bits of
+        results, and the user sees a note.
         """
         kind = self._kind(jobs[0])
         if kind is None or (len(jobs) == 1 and kind is Vmapped):
@@ -264,6 +267,10 @@ class Vectorized(Engine):
             if not half:
                 raise
             results, self._limit = None, half
+            self.note(
+                f"engine: the device's memory is too small to stack {len(jobs)} clients, so at "
+                f"most {half} are stacked. This changes the last bits of results"
+            )
         finally:
             net.release()
         # The retry starts after the `except` blocks. The exception of the failed

@@ -471,8 +471,11 @@ def test_out_of_memory_halves_the_stack_and_trains_the_same(
         return original(jobs, *rest)
 
     monkeypatch.setattr(vectorized, "train_stack", small_device)
-    assert_matches_serial(Vectorized(stack=5), w, jobs, 1e-9)
+    engine, notes = Vectorized(stack=5), []
+    engine.note = notes.append
+    assert_matches_serial(engine, w, jobs, 1e-9)
     assert tried == [5, 2, 1, 2]
+    assert ["stack 5 clients, so at most 2" in note for note in notes] == [True]
 
 
 @dataclass(frozen=True)
