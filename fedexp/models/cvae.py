@@ -110,21 +110,22 @@ class Cvae(nn.Module):
         self.logvar = nn.Linear(widths[-1], latent)
 
     def forward(self, x: Tensor, y: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
-        """Compute the terms of the loss, or a bound on log p(x | y) for every label y.
+        """Compute the terms of the loss, or estimate log p(x | y) for every label y.
 
         All values are in nats.
 
         Args:
             x: Normalised images, (batch, *input_shape).
-            y: Labels, (batch,). If None, the bounds of all labels are computed.
+            y: Labels, (batch,). If None, the estimates for all labels are computed.
             noise: Samples of N(0, 1), (batch, latent), for the random code z. If None,
                 z is the mean of q(z | x, y).
 
         Returns:
             With labels, the reconstruction loss and the KL divergence of each image,
-            (batch, 2). Without labels, the evidence lower bound on log p(x | y) for
-            each image and each label y, (batch, classes). The bounds can be used as the
-            logits of a classifier.
+            (batch, 2). Without labels, an estimate of log p(x | y) for each image and
+            each label y, (batch, classes). It is the evidence lower bound with the mean
+            of q in place of random codes, so it may exceed log p(x | y). The estimates
+            can be used as the logits of a classifier.
         """
         if y is None:
             bounds = [

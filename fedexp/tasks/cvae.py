@@ -32,8 +32,8 @@ class CvaeTask(Task):
     the mean of the posterior instead of a random sample.
 
     With labels, `predict` returns the reconstruction loss and the KL divergence of each
-    image, (b, 2). Without labels, it returns the evidence lower bound of log p(x | y)
-    for every label y, (b, classes).
+    image, (b, 2). Without labels, it returns an estimate of log p(x | y) for every
+    label y, (b, classes). In both cases, z is the mean of the posterior.
 
     Args:
         latent: Number of entries of z in the model. None stands for a model without z.
