@@ -295,25 +295,26 @@ def _print_weights_note(configs: list[ResolvedConfig]) -> None:
 def _print_split_note(configs: list[ResolvedConfig]) -> None:
     """Print a note if methods have other splits, because of the server's data.
 
-    There is no note if the user set a key of ``proxy``.
+    There is no note if all methods have the same amounts, for example in a sweep over
+    ``proxy.size``.
     """
-    reserved: dict[float, list[str]] = {}
+    reserved: dict[str, set[float]] = {}
     for config in configs:
-        if any(override.startswith("proxy.") for override in config.overrides):
-            return
         proxy = config["proxy"]
         taken = proxy["size"] if proxy["source"] == "train" and proxy["dataset"] is None else 0
-        if config["method"] not in reserved.setdefault(taken, []):
-            reserved[taken].append(config["method"])
+        reserved.setdefault(config["method"], set()).add(taken)
 
-    if len(reserved) > 1:
-        found = ", ".join(
-            f"{size or 'none'} ({', '.join(methods)})" for size, methods in reserved.items()
-        )
+    if len(set(map(frozenset, reserved.values()))) > 1:
+        sizes = sorted(set().union(*reserved.values()))
+        methods = {size: [name for name, own in reserved.items() if size in own] for size in sizes}
+        found = ", ".join(f"{size or 'none'} ({', '.join(methods[size])})" for size in sizes)
+        # With a data set of the server, `proxy.size` reserves no training samples.
+        others = any(config["proxy"]["dataset"] is not None for config in configs)
         print(
             "note: the methods reserve different amounts of training samples for the server, so "
             f"their clients have different data: {found}. "
-            f"proxy.source=train proxy.size={max(reserved)} makes them alike"
+            f"{'proxy.dataset=null ' if others else ''}proxy.source=train "
+            f"proxy.size={sizes[-1]} makes them alike"
         )
 
 

@@ -18,7 +18,8 @@ import pytest
 
 from fedexp import __version__
 from fedexp.commands import data, launching, runs, table
-from fedexp.commands.run import run_command
+from fedexp.commands.run import _print_split_note, run_command
+from fedexp.config.compose import compose
 from fedexp.tables.report.layout import duration
 from fedexp.tracking.curve import draw_curve
 
@@ -259,9 +260,27 @@ def test_different_server_data_of_a_sweep_are_noted(capsys) -> None:
     told = capsys.readouterr().out
     assert "different data: none (fedavg), 0.02 (feddf), 0.2 (fedbe)." in told
     assert "proxy.source=train proxy.size=0.2 makes them alike" in told
-    for alike in (["proxy.source=train", "proxy.size=0.2"], ["method=fedavg,median"]):
+    for alike in (
+        ["proxy.source=train", "proxy.size=0.2"],
+        ["method=fedavg,median"],
+        ["method=feddf,fedbe", "proxy.size=0.1,0.2"],
+    ):
         assert run_command([*sweep, *alike]) == 0
         assert "note:" not in capsys.readouterr().out
+
+    # A key of `proxy` that does not make the splits alike
+    assert run_command([*sweep, "proxy.labelled=true"]) == 0
+    assert "different data: none (fedavg), 0.02 (feddf), 0.2 (fedbe)." in capsys.readouterr().out
+
+
+def test_note_on_server_data_removes_the_servers_own_data_set(capsys) -> None:
+    sweep = (["method=feddf_matched", "dataset=mnist"], ["method=feddf", "dataset=mnist"])
+    _print_split_note([compose(job) for job in sweep])
+    advice = "proxy.dataset=null proxy.source=train proxy.size=0.02"
+    told = capsys.readouterr().out
+    assert f"none (feddf_matched), 0.02 (feddf). {advice} makes them alike" in told
+    _print_split_note([compose([*job, *advice.split()]) for job in sweep])
+    assert capsys.readouterr().out == ""
 
 
 def test_a_sweep_with_nothing_to_do_composes_each_job_once(
