@@ -94,7 +94,7 @@ class Aggregates:
 
     Args:
         columns: Aggregates of the columns, by average rank.
-        improvements: Probabilities of improvement of all pairs of columns.
+        improvements: Probabilities of improvement of the compared pairs of columns.
         num_rows: Number of rows.
         p: p value of Friedman's test, None with fewer than three columns.
         critical_difference: Smallest difference of average ranks that Nemenyi's test
