@@ -66,11 +66,22 @@ def test_local_models_with_an_infinite_or_nan_loss_are_measured() -> None:
     diverged = Weights(
         sound.spec, {name: value * math.inf for name, value in sound.params.items()}, sound.buffers
     )
+    # No output is NaN, but the probability of one class is exactly zero
+    output_bias = [*sound.params][-1]
+    bias = sound.params[output_bias].clone()
+    bias[int(world.data.test.y[0])] = -math.inf
+    certain = Weights(sound.spec, {**sound.params, output_bias: bias}, sound.buffers)
     evaluate = Evaluator(world.experiment.task, 7)
     for models in ((sound, diverged), (diverged, sound)):
         found = evaluate(replace(outcome, models=models), world.data.test, "test")
         assert all(math.isnan(found[f"test/local/loss_{of}"]) for of in ("mean", "std", "min"))
         assert math.isfinite(found["test/local/acc_std"])
+
+    for models in ((sound, certain), (certain, sound)):
+        found = evaluate(replace(outcome, models=models), world.data.test, "test")
+        assert found["test/local/loss_mean"] == math.inf
+        assert math.isfinite(found["test/local/loss_min"])
+        assert math.isnan(found["test/local/loss_std"])
 
 
 def test_an_ensembles_loss_stays_finite_where_probabilities_underflow() -> None:
