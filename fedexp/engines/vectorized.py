@@ -269,7 +269,7 @@ class Vectorized(Engine):
             results, self._limit = None, half
             self.note(
                 f"engine: the device's memory is too small to stack {len(jobs)} clients, so at "
-                f"most {half} are stacked. This changes the last bits of results"
+                f"most {half} are stacked. The last bits of results depend on this number"
             )
         finally:
             net.release()

@@ -128,11 +128,11 @@ class Cvae(nn.Module):
             can be used as the logits of a classifier.
         """
         if y is None:
-            bounds = [
+            estimates = [
                 -self.forward(x, torch.full((len(x),), k, device=x.device)).sum(1)
                 for k in range(self.num_classes)
             ]
-            return torch.stack(bounds, dim=1)
+            return torch.stack(estimates, dim=1)
 
         pixels, label = self.pixels(x).flatten(1), one_hot(y, self.num_classes, x.dtype)
         hidden = torch.cat([pixels, label], dim=1)
