@@ -214,12 +214,18 @@ class StoredClientStates(ClientStates):
     def _enter(self, number: int, clients: list[int]) -> None:
         self._written[number] = self._live[number] = len(clients)
         for client in clients:
-            self._supersede(client)
+            # If the loop is interrupted, every client must still have a place, because
+            # the run then saves its last checkpoint.
+            old = self._place.get(client)
             self._place[client] = number
+            self._count_superseded(old)
 
     def _supersede(self, client: int) -> None:
         """Mark the state of `client` on disk, if there is one, as superseded."""
-        number = self._place.pop(client, None)
+        self._count_superseded(self._place.pop(client, None))
+
+    def _count_superseded(self, number: int | None) -> None:
+        """Count a superseded state in segment `number`, if it is not None."""
         if number is None:
             return
         self._dead += 1
@@ -228,8 +234,9 @@ class StoredClientStates(ClientStates):
             self._drop(number)
 
     def _drop(self, number: int) -> None:
-        self._dead -= self._written.pop(number)
+        # `_clean_up` expects a size in `_written` for every segment in `_live`.
         del self._live[number]
+        self._dead -= self._written.pop(number)
         self._digests.pop(number, None)
         if number <= self._durable:
             self._obsolete.append(number)

@@ -146,6 +146,29 @@ def test_interrupted_at_any_line_the_finished_step_can_be_saved(tmp_path: Path, 
     assert interrupted > 15
 
 
+def test_interrupted_clean_up_loses_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With two superseded states, the third state of the first segment is written again.
+    monkeypatch.setattr("fedexp.storage.client_states._SLACK", -2)
+    states = StoredClientStates(tmp_path, CPU, 0)
+    old, new = ({client: state_of(client, step) for client in range(4 - step)} for step in (1, 2))
+    states.commit(old)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as inside:
+        inside.setattr(StoredClientStates, "_drop", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            states.commit(new)
+    assert_states(states, {**old, **new})
+
+    found = StoredClientStates(tmp_path, CPU, 0)
+    found.restore(states.flush())
+    assert_states(found, {**old, **new})
+
+
 @pytest.mark.usefixtures("small_segments")
 def test_disk_holds_little_more_than_the_memories(tmp_path: Path) -> None:
     states = StoredClientStates(tmp_path, CPU, 0)
