@@ -59,7 +59,7 @@ site: ## build the site of documentation and results, outputs/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 wheel: $(STAMP) ## build the wheel and try it in a clean environment
-	@bash scripts/test_wheel.sh
+	@bash scripts/test_wheel.sh "$(abspath $(BIN))/python"
 
 clean: ## remove the environment and caches (outputs/ and data/ stay)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

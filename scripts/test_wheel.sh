@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Build the wheel, install it into a clean environment, and run it from an empty folder.
+# The argument is the Python that builds the wheel, .venv/bin/python by default.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
+builder=${1:-$root/.venv/bin/python}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$root/.venv/bin/python" -m build --wheel --outdir "$work/dist" "$root" >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
-python=$("$root/.venv/bin/python" -c 'import sys; print(sys._base_executable)')
+"$builder" -m build --wheel --outdir "$work/dist" "$root" >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
+python=$("$builder" -c 'import sys; print(sys._base_executable)')
 "$python" -m venv "$work/env"
 "$work/env/bin/pip" install --quiet --disable-pip-version-check -c "$root/constraints.txt" torch
 "$work/env/bin/pip" install --quiet --disable-pip-version-check -c "$root/constraints.txt" "$work"/dist/*.whl

@@ -1,4 +1,4 @@
-"""The Makefile says whose environment it changes, and `make site` changes none."""
+"""The Makefile names the checkout whose environment it changes, and uses only VENV."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def clone(tmp_path: Path) -> Path:
     return clone
 
 
-def make(clone: Path, target: str) -> subprocess.CompletedProcess[str]:
+def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["make", f"PYTHON={sys.executable}", target],
+        ["make", f"PYTHON={sys.executable}", *arguments],
         cwd=clone,
         check=False,
         capture_output=True,
@@ -75,3 +75,23 @@ def test_the_module_of_make_site_is_a_command() -> None:
     called = [sys.executable, "-m", "fedexp.commands.table", "site", "--help"]
     done = subprocess.run(called, cwd=ROOT, check=True, capture_output=True, text=True)
     assert "folder of records" in done.stdout
+
+
+def test_wheel_is_built_by_the_environment_venv(clone: Path) -> None:
+    (clone / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/test_wheel.sh", clone / "scripts")
+    # This Python fails, so that the script ends after the first command.
+    python = clone / ".venv-own/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@" >> own_calls\nexit 1\n')
+    python.chmod(0o755)
+    (clone / ".venv-own/.ready").touch()
+
+    assert make(clone, "VENV=.venv-own", "wheel").returncode != 0
+    assert "-m build --wheel" in (clone / "own_calls").read_text()
+    assert not (clone / "calls").exists()
+
+
+def test_git_ignores_the_environment_that_setup_proposes() -> None:
+    ignored = ["git", "check-ignore", "-q", ".venv-own/bin/python"]
+    assert subprocess.run(ignored, cwd=ROOT, check=False).returncode == 0
