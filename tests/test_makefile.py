@@ -1,7 +1,12 @@
-"""The Makefile names the checkout whose environment it changes, and uses only VENV."""
+"""Tests of the Makefile and of the CI script.
+
+The Makefile names the checkout whose environment it changes, and uses only the
+environment VENV. CI fails if one of its steps fails.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -95,3 +100,25 @@ def test_wheel_is_built_by_the_environment_venv(clone: Path) -> None:
 def test_git_ignores_the_environment_that_setup_proposes() -> None:
     ignored = ["git", "check-ignore", "-q", ".venv-own/bin/python"]
     assert subprocess.run(ignored, cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("failing", ["setup", "check", "wheel", "demo", "test", "corpus", "site"])
+def test_ci_fails_if_a_target_of_make_fails(tmp_path: Path, failing: str) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
+    commands = {
+        "bin/make": f'test "$1" != {failing}',
+        "bin/chromium": ":",
+        "bin/chromedriver": ":",
+        ".venv/bin/python": ":",
+        ".venv/bin/fedexp-table": ":",
+    }
+    for name, body in commands.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run([tmp_path / ".ci/run"], env={**os.environ, "PATH": path}, check=False)
+    assert done.returncode != 0
