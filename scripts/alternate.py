@@ -30,12 +30,26 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that every benchmark has."""
     made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     made.add_argument("--threads", type=int, default=2)
-    data = Path(os.environ.get("FEDEXP_DATA", "data")).resolve()
     made.add_argument(
-        "--data", default=str(data), help="folder that contains FashionMNIST/raw, unpacked"
+        "--data",
+        type=absolute,
+        default=os.environ.get("FEDEXP_DATA", "data"),
+        help="folder that contains FashionMNIST/raw, unpacked",
     )
     made.add_argument("--write", type=Path, help="also write the table to this Markdown file")
     return made
+
+
+def absolute(path: str) -> str:
+    """Return a path that is also valid in another working directory."""
+    return str(Path(path).resolve())
+
+
+def several(rounds: str) -> int:
+    """Return a number of rounds of which one can be left out."""
+    if int(rounds) < 2:
+        raise argparse.ArgumentTypeError("at least 2, because the first round is left out")
+    return int(rounds)
 
 
 def chosen(engine: str) -> list[str]:
@@ -97,11 +111,17 @@ def process(command: list[str], home: Path = HERE.parent) -> dict[str, Any]:
     Returns:
         The last line of its output, decoded from JSON.
     """
-    env = {**os.environ, "PYTHONPATH": str(home)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=home)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=variables(home), cwd=home
+    )
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def variables(home: Path = HERE.parent) -> dict[str, str]:
+    """Return the environment variables of a process that runs the checkout `home`."""
+    return {**os.environ, "PYTHONPATH": str(home)}
 
 
 def heading(facts: str, device: str = "cpu") -> str:

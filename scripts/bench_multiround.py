@@ -387,11 +387,14 @@ def main() -> None:
     )
     parser.add_argument(
         "--data",
+        type=alternate.absolute,
         default=os.environ.get("FEDEXP_DATA", "data"),
         help="folder that contains FashionMNIST/raw, unpacked",
     )
     parser.add_argument("--only", help="only this workload or method of rounds")
-    parser.add_argument("--rounds", type=int, help="rounds of every process of the case rounds")
+    parser.add_argument(
+        "--rounds", type=alternate.several, help="rounds of every process of the case rounds"
+    )
     parser.add_argument("--write", type=Path, help="Markdown file for the table")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
 

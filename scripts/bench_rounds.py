@@ -138,13 +138,13 @@ def main() -> None:
     alternate.add_device(parser)
     parser.add_argument(
         "--against",
-        type=Path,
+        type=lambda path: Path(path).resolve(),
         metavar="CHECKOUT",
         help="compare with a checkout of another commit instead of the bare loop",
     )
     parser.add_argument(
         "--rounds",
-        type=int,
+        type=alternate.several,
         help="rounds of every process; engine=auto starts workers only for long runs",
     )
 
@@ -153,6 +153,8 @@ def main() -> None:
         parser.error(
             f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}"
         )
+    if options.against and not (options.against / "scripts" / "fedexp_rounds.py").is_file():
+        parser.error(f"{options.against} is not a checkout with scripts/fedexp_rounds.py")
 
     other = f"commit {alternate.commit(options.against)}" if options.against else "bare loop"
     facts = f"{options.threads} threads, {options.pairs} pairs of alternating processes, medians"

@@ -53,7 +53,11 @@ def seconds_until(line: str, arguments: list[str]) -> float:
     """
     began = time.perf_counter()
     with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=alternate.variables(),
     ) as running:
         output = []
         for printed in running.stdout:
@@ -93,7 +97,9 @@ def first_round(options: Namespace) -> tuple[float, float]:
 
 def help_seconds() -> float:
     began = time.perf_counter()
-    subprocess.run([*command(), "--help"], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        [*command(), "--help"], stdout=subprocess.DEVNULL, check=True, env=alternate.variables()
+    )
     return time.perf_counter() - began
 
 
@@ -118,7 +124,11 @@ def round_seconds(options: Namespace, *more: str) -> dict[int, float]:
         ]
 
         done = subprocess.run(
-            [*command(), *more, *W1, *fixed], capture_output=True, text=True, check=False
+            [*command(), *more, *W1, *fixed],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=alternate.variables(),
         )
         if done.returncode:
             sys.exit(f"{' '.join(done.args)}\n{done.stdout}{done.stderr}")
@@ -137,7 +147,10 @@ def main() -> None:
     parser = alternate.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--rounds", type=int, default=300, help="rounds of the concurrent jobs, about ten seconds"
+        "--rounds",
+        type=alternate.several,
+        default=300,
+        help="rounds of the concurrent jobs, about ten seconds",
     )
     parser.add_argument("--engine", default="serial", metavar="ENGINE[,OVERRIDE...]")
 

@@ -1,0 +1,64 @@
+"""Tests of the options and processes that the benchmarks in scripts share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import alternate
+    import bench_rounds
+    import bench_start
+
+    yield alternate, bench_rounds, bench_start
+    for name in ("alternate", "bench_rounds", "bench_start"):
+        sys.modules.pop(name, None)
+
+
+def test_relative_data_folder_becomes_absolute(scripts, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = scripts[0].parser("Test.").parse_args(["--data", "images"])
+    assert options.data == str(tmp_path / "images")
+
+
+def test_relative_checkout_becomes_absolute(scripts, tmp_path, monkeypatch) -> None:
+    alternate, bench_rounds, _ = scripts
+    (tmp_path / "old" / "scripts").mkdir(parents=True)
+    (tmp_path / "old" / "scripts" / "fedexp_rounds.py").touch()
+    homes: list[Path] = []
+
+    def fedexp(*_: Any, home: Path = ROOT, device: str) -> dict[str, Any]:
+        homes.append(home)
+        return {"seconds": [1, 1], "steps": [1, 1], "engine": {"_target_": "a.B"}, "notes": []}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(alternate, "fedexp", fedexp)
+    options = ["--against", "old", "--engines", "serial", "--pairs", "1"]
+    monkeypatch.setattr(sys, "argv", ["bench_rounds.py", "W1", *options])
+    bench_rounds.main()
+    assert homes == [tmp_path / "old", ROOT]
+
+
+@pytest.mark.parametrize("wrong", [["--rounds", "1"], ["--against", "missing"]])
+def test_wrong_options_of_bench_rounds_are_refused(scripts, tmp_path, monkeypatch, wrong) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench_rounds.py", "W1", *wrong])
+    with pytest.raises(SystemExit) as stopped:
+        scripts[1].main()
+    assert stopped.value.code == 2
+
+
+def test_bench_start_runs_the_checkout_that_its_heading_names(scripts, monkeypatch) -> None:
+    variables: list[dict[str, str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda *_, env, **__: variables.append(env))
+    scripts[2].help_seconds()
+    assert variables[0]["PYTHONPATH"] == str(ROOT)
