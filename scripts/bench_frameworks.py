@@ -246,7 +246,7 @@ def main() -> None:
     )
     parser.add_argument("--workloads", nargs="+", default=list(ROUNDS), choices=ROUNDS)
     parser.add_argument("--only", nargs="+", default=list(ENTRIES), choices=ENTRIES, metavar="NAME")
-    parser.add_argument("--rounds", type=int, help="rounds of every process")
+    parser.add_argument("--rounds", type=alternate.several, help="rounds of every process")
     # With fewer repeats, the confidence interval of the median is unbounded
     parser.add_argument("--repeats", type=int, default=6)
     options = parser.parse_args()
@@ -260,6 +260,9 @@ def main() -> None:
             pythons[name] = interpreter(ENTRIES[name].package, envs)
         except subprocess.CalledProcessError as error:
             missing[name] = f"could not be installed: {reason_of(error)}"
+    for name in ("bare loop", "fedexp"):  # every comparison needs both
+        if name in missing:
+            sys.exit(f"the environment of {name} {missing[name]}")
 
     facts = (
         f"{options.threads} threads, {options.repeats} processes per framework and workload, "

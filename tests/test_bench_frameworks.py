@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -65,3 +66,18 @@ def test_work_is_read_as_it_was_written(bench, tmp_path) -> None:
     assert (again.workload, again.lr, again.names) == ("W1", 0.1, ["a", "b"])
     assert again.orders.tolist() == orders.tolist()
     assert [w.shape for w in again.weights] == [(2, 3), (2,)]
+
+
+@pytest.mark.parametrize("package", ["bare", "fedexp"])
+def test_missing_environment_that_every_comparison_needs_stops(
+    bench, monkeypatch, tmp_path, package
+) -> None:
+    def interpreter(name: str, envs: Path) -> Path:
+        if name == package:
+            raise subprocess.CalledProcessError(1, "pip", stderr="no network")
+        return envs / name
+
+    monkeypatch.setattr(bench, "interpreter", interpreter)
+    monkeypatch.setattr(sys, "argv", ["bench_frameworks.py", "--envs", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no network"):
+        bench.main()
