@@ -10,7 +10,7 @@ from fedexp.analysis.aggregates import Aggregates, Estimate
 from fedexp.analysis.groups import seed_text
 from fedexp.analysis.table import RunsTable, mean_and_deviation, mean_text
 from fedexp.tables.report.csv import csv_text, inert
-from fedexp.tables.report.latex import escape
+from fedexp.tables.report.latex import escape, table_row
 from fedexp.tracking.outlet import visible
 
 
@@ -163,8 +163,8 @@ def _aggregates(found: Aggregates, cols: str) -> Block:
     for one in found.columns:
         texts = [_interval_text(getattr(one, name)) for name in estimates]
         wins = "-" if one.win_rate is None else f"{one.win_rate:.2f}"
-        groups = ", ".join(map(str, one.groups)) or "-"
-        rows.append((one.column, *texts, f"{one.rank:.2f}", wins, groups))
+        groups = ", ".join(map(str, one.groups))
+        rows.append((one.column, *texts, f"{one.rank:.2f}", wins, groups or "-"))
         numbers = {
             name + suffix: value
             for name in estimates
@@ -217,4 +217,4 @@ def _cell(text: str) -> str:
 
 
 def _tex_row(texts: Sequence[str]) -> str:
-    return " & ".join(escape(visible(text)) for text in texts) + r" \\"
+    return table_row(escape(visible(text)) for text in texts)

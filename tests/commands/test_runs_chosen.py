@@ -328,6 +328,25 @@ def test_a_table_is_written_as_markdown_latex_and_csv(
     assert not (tmp_path / "new" / "runs-aggregates.csv").exists()
 
 
+def test_latex_row_that_begins_with_a_bracket_is_no_argument_of_the_line_break(
+    root: Path, tmp_path: Path
+) -> None:
+    asked = ["table", "rows=local.betas", "cols=partition.alpha", "method=fedavg"]
+    assert run_command([*asked, "--root", str(root), "--out", str(tmp_path / "runs.tex")]) == 0
+    lines = (tmp_path / "runs.tex").read_text().splitlines()
+    assert [line[:11] for line in lines if "0.9,0.5] &" in line] == ["{}[0.9,0.5]"] * 2
+
+
+def test_column_without_a_group_has_an_empty_cell_in_csv(root: Path, tmp_path: Path) -> None:
+    for method in ("fedavg", "fedprox"):
+        store(root, method, 0, 0.5, alpha=0.9)
+    asked = ["table", "rows=partition.alpha", "cols=method", "method=fedavg,fedprox", "seed=0"]
+    out = tmp_path / "runs.csv"
+    assert run_command([*asked, "--aggregate", "--root", str(root), "--out", str(out)]) == 0
+    with (tmp_path / "runs-aggregates.csv").open(newline="") as file:
+        assert [row["groups"] for row in csv.DictReader(file)] == ["", ""]
+
+
 def test_cells_that_differ_in_more_than_rows_and_columns_are_noted_or_refused(
     root: Path, capsys
 ) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fedexp.tables.report import layout, texts
@@ -131,12 +131,12 @@ def _tabular(report: Report, methods: Sequence[int], lines: Sequence[_Line]) -> 
         rf"\multicolumn{{3}}{{l}}{{{_column_head(report.methods[at], widths[at])}}}"
         for at in methods
     ]
-    yield _table_row([*map(escape, report.keys), "", *heads])
+    yield table_row([*map(escape, report.keys), "", *heads])
     yield r"\midrule"
 
     for place, who, numbers in lines:
         found = [numbers[at] for at in methods]
-        yield _table_row(
+        yield table_row(
             [
                 *map(escape, place),
                 who,
@@ -273,5 +273,9 @@ def _caption(report: Report) -> Iterator[str]:
     yield from (f"{escape(note)}." for note in texts.footnotes(report))
 
 
-def _table_row(cells: list[str]) -> str:
-    return " & ".join(cells) + r" \\"
+def table_row(cells: Iterable[str]) -> str:
+    """Return a row of a table, whose cells are LaTeX."""
+    row = " & ".join(cells)
+    # After a line break, LaTeX would read these characters as an argument of the break.
+    guard = "{}" if row.startswith(("[", "*")) else ""
+    return rf"{guard}{row} \\"
