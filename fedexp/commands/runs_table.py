@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.table import Column
 
 from fedexp.analysis import blocks
@@ -16,12 +17,17 @@ from fedexp.analysis.table import RunsTable, TableSpec, runs_table
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.files import write_text
 from fedexp.storage.stored_run import StoredRun
+from fedexp.tracking.outlet import visible
 from fedexp.tracking.terminal import console, escaped, ruled_table
 
 _NAMES = ("rows", "cols", "value", "better", "against")
 _NEAR = ("row", "col", "columns", "values", "best")
 _DIRECTIONS = ("higher", "lower")
 SUFFIXES = (".md", ".tex", ".csv")
+# Number of characters between two columns of a printed table.
+_GAP = 3
+# A longer word may be broken. No number is so long.
+_LONGEST_WORD = 24
 
 
 def table(
@@ -107,18 +113,51 @@ def _parse_arguments(arguments: Sequence[str], aggregate: bool) -> tuple[TableSp
 def _print(found: RunsTable) -> None:
     out = console()
     for block in blocks.blocks(found):
+        widths = _widths([block.head, *block.rows], out.width)
         columns = [
-            Column(escaped(text), justify="right" if i in block.right else "left")
-            for i, text in enumerate(block.head)
+            Column(
+                escaped(text),
+                justify="right" if i in block.right else "left",
+                overflow="fold",
+                width=width,
+            )
+            for i, (text, width) in enumerate(zip(block.head, widths, strict=True))
         ]
         shown = ruled_table(*columns)
+        # A table that is wider than the terminal is printed in full.
+        total = sum(widths) + _GAP * len(widths)
+        shown.width = total if total > out.width else None
         for row in block.rows:
             shown.add_row(*map(escaped, row))
-        out.print(shown)
+        out.print(shown, crop=False)
         for note in block.notes:
             out.print(note, markup=False, soft_wrap=True)
     for note in blocks.notes(found):
         out.print(note, markup=False, soft_wrap=True)
+
+
+def _widths(rows: Sequence[Sequence[str]], available: int) -> list[int]:
+    """Return widths of columns, with which lines break only between words.
+
+    Thereby no number is cut. A name of more than `_LONGEST_WORD` characters may be
+    broken. The widths may need more characters than are available.
+
+    Args:
+        rows: Texts of the heading and of each row.
+        available: Number of characters per line.
+    """
+    columns = [[visible(text) for text in column] for column in zip(*rows, strict=True)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    least = [
+        min(max(cell_len(word) for text in column for word in text.split() or [""]), _LONGEST_WORD)
+        for column in columns
+    ]
+    while sum(widths) + _GAP * len(widths) > available:
+        spare = [width if width > own else 0 for width, own in zip(widths, least, strict=True)]
+        if not any(spare):
+            break
+        widths[spare.index(max(spare))] -= 1
+    return widths
 
 
 def _write(found: RunsTable, out: Path) -> list[Path]:

@@ -25,6 +25,7 @@ from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, adjusted, compare
 from fedexp.tasks.classification import Classification
 from fedexp.tracking.logger import Logger
+from fedexp.tracking.terminal import VisibleConsole
 from tests.commands.test_runs import make
 from tests.data.idx import write_mnist
 
@@ -326,6 +327,18 @@ def test_a_table_is_written_as_markdown_latex_and_csv(
         tests = {(row["b"], row["a"]): row for row in csv.DictReader(file)}
     assert float(tests["fedprox", "fedavg"]["difference"]) == pytest.approx(0.05)
     assert not (tmp_path / "new" / "runs-aggregates.csv").exists()
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_narrow_terminal_cuts_no_number(
+    width: int, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["table", "rows=partition.alpha", "cols=method", "--root", str(root)]
+    assert run_command(asked) == 0
+    words = {word for word in capsys.readouterr().out.split() if "─" not in word}
+    monkeypatch.setattr("fedexp.commands.runs_table.console", lambda: VisibleConsole(width=width))
+    assert run_command(asked) == 0
+    assert words <= set(capsys.readouterr().out.split())
 
 
 def test_latex_row_that_begins_with_a_bracket_is_no_argument_of_the_line_break(
