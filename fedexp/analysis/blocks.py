@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedexp.analysis.aggregates import Aggregates, Estimate
@@ -41,7 +41,8 @@ def blocks(table: RunsTable) -> list[Block]:
     if table.comparisons:
         found.append(_tests(table))
     if table.aggregates is not None:
-        found += [_aggregates(table.aggregates, table.spec.cols), _improvements(table.aggregates)]
+        found += [_aggregates(table.aggregates, table.spec.cols)]
+        found += [_improvements(table.aggregates, table.spec.cols)]
     return found
 
 
@@ -94,7 +95,6 @@ def csv(block: Block) -> str:
 
 def _means(table: RunsTable) -> Block:
     spec = table.spec
-    prefix = "" if spec.cols in ("method", "dataset") else f"{spec.cols}="
     found = {
         (place, column): [*table.cells.get((place, column), {}).values()]
         for place in table.places
@@ -117,12 +117,22 @@ def _means(table: RunsTable) -> Block:
         if values
     )
     first = len(spec.rows)
-    head = (*spec.rows, *(prefix + column for column in table.columns))
+    head = (*spec.rows, *(_label(spec.cols, column) for column in table.columns))
     return Block("means", head, rows, records, frozenset(range(first, len(head))))
 
 
+def _label(cols: str, column: str) -> str:
+    """Return the name of a column. Only methods and data sets are named without a key."""
+    return column if cols in ("method", "dataset") else f"{cols}={column}"
+
+
 def _tests(table: RunsTable) -> Block:
-    keys = table.spec.rows
+    keys, cols = table.spec.rows, table.spec.cols
+    # A pair of numbers without their key, such as 0.5 - 0.1, would look like a sum.
+    named = [
+        (place, replace(c, a=_label(cols, c.a), b=_label(cols, c.b)))
+        for place, c in table.comparisons
+    ]
     rows = tuple(
         (
             *place,
@@ -133,7 +143,7 @@ def _tests(table: RunsTable) -> Block:
             ", ".join(map(seed_text, c.seeds)) or "none",
             c.verdict,
         )
-        for place, c in table.comparisons
+        for place, c in named
     )
     records = tuple(
         {
@@ -189,9 +199,10 @@ def _aggregates(found: Aggregates, cols: str) -> Block:
     return Block("aggregates", head, tuple(rows), tuple(records), right, tuple(remarks))
 
 
-def _improvements(found: Aggregates) -> Block:
+def _improvements(found: Aggregates, cols: str) -> Block:
     rows = tuple(
-        (f"{one.b} over {one.a}", _interval_text(one.probability)) for one in found.improvements
+        (f"{_label(cols, one.b)} over {_label(cols, one.a)}", _interval_text(one.probability))
+        for one in found.improvements
     )
     records = tuple(
         {"b": one.b, "a": one.a}

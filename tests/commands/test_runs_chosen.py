@@ -329,6 +329,19 @@ def test_a_table_is_written_as_markdown_latex_and_csv(
     assert not (tmp_path / "new" / "runs-aggregates.csv").exists()
 
 
+def test_pairs_of_numbers_are_named_with_their_key(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (0, 1):
+        store(root, "fedavg", seed, 0.8 + 0.1 * seed, alpha=0.9)
+        store(root, "fedprox", seed, 0.8, alpha=0.9)
+    asked = ["table", "rows=method", "cols=partition.alpha", "seed<2", "partition.alpha!=0.5"]
+    assert run_command([*asked, "method!=scaffold", "--aggregate", "--root", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("partition.alpha=0.9 - partition.alpha=0.1") == 2
+    assert out.count("partition.alpha=0.9 over partition.alpha=0.1") == 1
+
+
 @pytest.mark.parametrize("width", [40, 80])
 def test_narrow_terminal_cuts_no_number(
     width: int, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
