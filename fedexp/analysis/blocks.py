@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,10 @@ from fedexp.analysis.table import RunsTable, mean_and_deviation, mean_text
 from fedexp.tables.report.csv import csv_text, inert
 from fedexp.tables.report.latex import escape, table_row
 from fedexp.tracking.outlet import visible
+
+
+# If the largest number of a table is smaller or larger, its numbers are scientific.
+_SMALL, _LARGE = 0.01, 1e5
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ def blocks(table: RunsTable) -> list[Block]:
     if table.comparisons:
         found.append(_tests(table))
     if table.aggregates is not None:
-        found += [_aggregates(table.aggregates, table.spec.cols)]
+        found += [_aggregates(table.aggregates, table.spec.cols, _digits(table))]
         found += [_improvements(table.aggregates, table.spec.cols)]
     return found
 
@@ -94,14 +99,14 @@ def csv(block: Block) -> str:
 
 
 def _means(table: RunsTable) -> Block:
-    spec = table.spec
+    spec, digits = table.spec, _digits(table)
     found = {
         (place, column): [*table.cells.get((place, column), {}).values()]
         for place in table.places
         for column in table.columns
     }
     rows = tuple(
-        (*place, *(mean_text(found[place, column]) for column in table.columns))
+        (*place, *(mean_text(found[place, column], digits) for column in table.columns))
         for place in table.places
     )
     records = tuple(
@@ -121,13 +126,24 @@ def _means(table: RunsTable) -> Block:
     return Block("means", head, rows, records, frozenset(range(first, len(head))))
 
 
+def _digits(table: RunsTable) -> str:
+    """Return the format of the table's numbers.
+
+    It is scientific if four decimals would hide very small numbers, or if the numbers
+    would be very long. All numbers of a table have the same format.
+    """
+    values = [abs(value) for cell in table.cells.values() for value in cell.values()]
+    largest = max(filter(math.isfinite, values), default=0.0)
+    return ".4f" if largest == 0 or _SMALL <= largest < _LARGE else ".4e"
+
+
 def _label(cols: str, column: str) -> str:
     """Return the name of a column. Only methods and data sets are named without a key."""
     return column if cols in ("method", "dataset") else f"{cols}={column}"
 
 
 def _tests(table: RunsTable) -> Block:
-    keys, cols = table.spec.rows, table.spec.cols
+    keys, cols, digits = table.spec.rows, table.spec.cols, _digits(table)
     # A pair of numbers without their key, such as 0.5 - 0.1, would look like a sum.
     named = [
         (place, replace(c, a=_label(cols, c.a), b=_label(cols, c.b)))
@@ -137,8 +153,8 @@ def _tests(table: RunsTable) -> Block:
         (
             *place,
             f"{c.b} - {c.a}",
-            "-" if c.difference is None else f"{c.difference:+.4f}",
-            "-" if c.interval is None else f"{c.interval[0]:+.4f} to {c.interval[1]:+.4f}",
+            "-" if c.difference is None else f"{c.difference:+{digits}}",
+            "-" if c.interval is None else " to ".join(f"{end:+{digits}}" for end in c.interval),
             "-" if c.p is None else f"{c.p:.3g}",
             ", ".join(map(seed_text, c.seeds)) or "none",
             c.verdict,
@@ -167,11 +183,11 @@ def _tests(table: RunsTable) -> Block:
     return Block("tests", head, rows, records, right, remarks)
 
 
-def _aggregates(found: Aggregates, cols: str) -> Block:
+def _aggregates(found: Aggregates, cols: str, digits: str) -> Block:
     estimates = ("mean", "median", "iqm")
     rows, records = [], []
     for one in found.columns:
-        texts = [_interval_text(getattr(one, name)) for name in estimates]
+        texts = [_interval_text(getattr(one, name), digits) for name in estimates]
         wins = "-" if one.win_rate is None else f"{one.win_rate:.2f}"
         groups = ", ".join(map(str, one.groups))
         rows.append((one.column, *texts, f"{one.rank:.2f}", wins, groups or "-"))
@@ -217,10 +233,10 @@ def _parts(estimate: Estimate) -> Iterator[tuple[str, float | None]]:
     yield from (("", estimate.value), ("_low", estimate.low), ("_high", estimate.high))
 
 
-def _interval_text(estimate: Estimate) -> str:
+def _interval_text(estimate: Estimate, digits: str = ".4f") -> str:
     if estimate.low is None:
-        return f"{estimate.value:.4f}"
-    return f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
+        return f"{estimate.value:{digits}}"
+    return f"{estimate.value:{digits}} [{estimate.low:{digits}}, {estimate.high:{digits}}]"
 
 
 def _cell(text: str) -> str:

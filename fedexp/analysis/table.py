@@ -149,16 +149,20 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
     )
 
 
-def mean_text(values: Sequence[float]) -> str:
+def mean_text(values: Sequence[float], digits: str = ".4f") -> str:
     """Return ``mean ± deviation (n)``. A single run has no deviation.
 
     The deviation is NaN if one of the values is not finite.
+
+    Args:
+        values: Values of the runs.
+        digits: Format of the numbers.
     """
     if not values:
         return "-"
     mean, spread = mean_and_deviation(values)
-    shown = "" if spread is None else f" ± {spread:.4f}"
-    return f"{mean:.4f}{shown} ({len(values)})"
+    shown = "" if spread is None else f" ± {spread:{digits}}"
+    return f"{mean:{digits}}{shown} ({len(values)})"
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:

@@ -342,6 +342,20 @@ def test_pairs_of_numbers_are_named_with_their_key(
     assert out.count("partition.alpha=0.9 over partition.alpha=0.1") == 1
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e7])
+def test_very_small_and_large_numbers_are_scientific(
+    scale: float, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method, values in {"moon": (1.0, 2.0), "fedavgm": (4.0, 8.0)}.items():
+        for seed, value in enumerate(values):
+            store(root, method, seed, value * scale)
+    asked = ["table", "rows=partition.alpha", "cols=method", "method=moon,fedavgm"]
+    assert run_command([*asked, "--root", str(root)]) == 0
+    out = capsys.readouterr().out
+    deviation = statistics.stdev((1.0, 2.0)) * scale
+    assert f"{1.5 * scale:.4e} ± {deviation:.4e} (2)" in out and f"{-4.5 * scale:+.4e}" in out
+
+
 @pytest.mark.parametrize("width", [40, 80])
 def test_narrow_terminal_cuts_no_number(
     width: int, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
