@@ -6,12 +6,21 @@ A group is identified by values of keys, for example by a method and a value of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedexp.analysis.presets import swapped_parts
+from fedexp.core.errors import ConfigError
 from fedexp.storage.identity import SEEDS, scientific
-from fedexp.storage.selection import ABSENT, dotted_items, text_of, value_of
+from fedexp.storage.selection import (
+    ABSENT,
+    Condition,
+    dotted_items,
+    select,
+    text_of,
+    value_of,
+)
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Seeds
 
@@ -30,6 +39,40 @@ _SHOWN = 4
 def finished(runs: Iterable[StoredRun]) -> list[StoredRun]:
     """Return the finished runs. Runs that ``reuse=false`` moved aside are left out."""
     return [run for run in runs if run.status == "done" and run.config and not run.is_aside]
+
+
+def no_finished_run(runs: Sequence[StoredRun], conditions: Sequence[str]) -> ConfigError:
+    """Return the error that no finished run meets the conditions."""
+    asked = " ".join(conditions)
+    chosen = select(runs, conditions)
+    states = Counter("set aside" if run.is_aside else run.status for run in chosen)
+    found = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    advice = None if runs else "name the runs' folder with --root, or start runs with fedexp"
+    if chosen:
+        advice = "finish these runs, or see their errors with fedexp-runs show RUN"
+    return ConfigError(
+        "no finished run meets the conditions",
+        expected=None if chosen else unmet_text(runs, conditions),
+        got=": ".join(filter(None, [asked, found])) or "no runs",
+        do=advice,
+    )
+
+
+def unmet_text(runs: Sequence[StoredRun], conditions: Sequence[str]) -> str | None:
+    """Return why no run meets the conditions, None if there are no runs.
+
+    For each condition that no run meets on its own, the text has the values of the key.
+    """
+    unmet = [one for one in map(Condition.of, conditions) if not any(map(one, runs))]
+    if not runs or not unmet:
+        return "a run that meets all conditions, not only some of them" if runs else None
+    texts = []
+    for key in dict.fromkeys(one.key for one in unmet):
+        values = sorted({text_of(value_of(run, key)) for run in runs}, key=sort_key)
+        numbers = [value for value in values if sort_key(value)[0] == 0]
+        is_range = len(numbers) > _SHOWN
+        texts.append(f"{key}: {f'{numbers[0]} to {numbers[-1]}' if is_range else listed(values)}")
+    return "; ".join(texts)
 
 
 def newest_by_config(runs: Iterable[StoredRun]) -> list[StoredRun]:

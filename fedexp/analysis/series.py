@@ -24,6 +24,7 @@ from fedexp.analysis.groups import (
     listed,
     made_by_different_code,
     newest_by_config,
+    no_finished_run,
     notes_on_data,
     seed_text,
     seeds_of,
@@ -167,9 +168,7 @@ def plot_data(runs: Sequence[StoredRun], spec: PlotSpec, conditions: Sequence[st
     chosen = select(present, conditions)
     done = newest_by_config(finished(chosen))
     if not done:
-        raise ConfigError(
-            "no finished run meets the conditions", got=" ".join(conditions) or "no runs"
-        )
+        raise no_finished_run(runs, conditions)
     _check_keys(done, spec)
     groups = _grouped(done, spec)
     _refuse_other_differences(groups, spec)

@@ -16,6 +16,7 @@ from fedexp.analysis.groups import (
     listed,
     made_by_different_code,
     newest_by_config,
+    no_finished_run,
     notes_on_data,
     seed_text,
     seeds_of,
@@ -100,9 +101,7 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
     """
     done = select(finished(runs), conditions)
     if not done:
-        raise ConfigError(
-            "no finished run meets the conditions", got=" ".join(conditions) or "no runs"
-        )
+        raise no_finished_run(runs, conditions)
     check_keys(done, [*spec.rows, spec.cols, spec.value])
 
     latest = newest_by_config(done)

@@ -258,11 +258,14 @@ def _list(options: argparse.Namespace) -> int:
         return 0
 
     if not runs:
-        print(
-            f"no runs under {options.root / 'runs'}"
-            if not there
-            else f"none of {len(there)} runs meets the conditions"
-        )
+        if not there:
+            print(f"no runs under {options.root / 'runs'}")
+            return 0
+        # scipy, which this module imports, is not needed to list runs.
+        from fedexp.analysis.groups import unmet_text
+
+        found = unmet_text(there, options.conditions)
+        print(visible(f"none of {len(there)} runs meets the conditions (expected {found})"))
         return 0
 
     texts = ("folder", "method", "dataset", "status", "headline")

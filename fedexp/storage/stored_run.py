@@ -333,6 +333,7 @@ def find_run(root: Path, name: str) -> StoredRun:
             f"'{name}' matches {len(matches)} runs",
             expected="a part of one run's name only",
             got=", ".join(shown + more),
+            do="fedexp-runs list shows the overrides of each run, and selects runs by conditions",
         )
 
     runs.sort(key=lambda run: not run.is_aside)  # runs set aside are suggested last
