@@ -262,12 +262,20 @@ def _aggregates(
         return all(found and all(map(is_usable, found)) for found in numbers)
 
     complete = [place for place in places if is_complete(place)]
+    lacking = [
+        f"{column} in {' '.join(place)}"
+        for place in places
+        for column in columns
+        if not (found := [*cells.get((place, column), {}).values()])
+        or not all(map(is_usable, found))
+    ]
     if len(columns) < 2 or len(complete) < 2:
         raise ConfigError(
             "aggregates need two columns, and two rows in which all columns have only numbers "
             "that are finite and not huge",
             where="--aggregate",
-            got=f"{len(columns)} columns, {len(complete)} such rows of {len(places)}",
+            got=f"{len(columns)} columns, {len(complete)} such rows of {len(places)}"
+            + (f"; without such numbers: {listed(lacking)}" if lacking else ""),
             do="add runs or conditions, or leave out --aggregate",
         )
 
@@ -304,8 +312,13 @@ def _notes(
     if len(runs) > len(latest):
         older = len(runs) - len(latest)
         notes.append(f"note: {older} results that other code made earlier are left out")
-    if any(made_by_different_code(members) for members in cells.values()):
-        notes.append("note: a cell has runs that were made by different code")
+    mixed = [
+        " ".join([*place, column])
+        for (place, column), members in cells.items()
+        if made_by_different_code(members)
+    ]
+    if mixed:
+        notes.append(f"note: runs of one cell were made by different code: {listed(mixed)}")
     notes += [f"note: {note}" for note in notes_on_data(latest)]
     repeated = sum(
         len(members) - len({seeds_of(run) for run in members}) for members in cells.values()

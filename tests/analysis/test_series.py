@@ -145,7 +145,7 @@ def test_only_different_code_within_a_group_is_noted(root: Path) -> None:
 
     write_run(root, "moon", 2, [0.1, 0.2], partition__alpha=0.1, code="0000bbbb")
     notes = runs_table(find_runs(root), spec, ()).notes
-    assert "note: a cell has runs that were made by different code" in notes
+    assert "note: runs of one cell were made by different code: 0.1 moon" in notes
     place = "method=moon partition.alpha=0.1"
     assert (
         f"{place}: runs were made by different code" in data(root, cols=("partition.alpha",)).notes

@@ -140,6 +140,7 @@ def test_lists_are_sorted_and_say_how_many_are_left(
     (["table", "rows=method", "cols=partition", "seed>7.5"], "expected: seed: 0, 1, 2, 7"),
     (["table", "rows=method", "cols=partition", "method=scaffold", "seed=2"], "that meets all conditions"),
     (["table", "rows=method", "cols=partition", "seed=7"], "got:      seed=7: 1 failed"),
+    (["table", "rows=partition.alpha", "cols=method", "--aggregate"], "numbers: fedprox in 0.5, scaffold in 0.5"),
     (["plot", "x=round", "seed=7"], "to do:    finish these runs"), (["show", "fedavg"], "fedexp-runs list shows"),
     (["table", "rows=method", "cols=partition", "value=test/global/ac"], "did you mean 'test/global/acc'?"),
     (["table", "rows=method", "cols=partition"], "do:|partition.alpha=0.1), or rows=method,partition.alpha"),
