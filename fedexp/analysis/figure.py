@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from fedexp.analysis.groups import listed
 from fedexp.analysis.series import PROGRESS, Labels, PlotData, Point
 from fedexp.tables.plot_styles import read_method_styles
 from fedexp.tables.report import canvas
@@ -173,12 +174,28 @@ def _draw_panel(
 ) -> None:
     """Draw the curves of one panel and their bands.
 
-    A series without the key of the horizontal axis is a horizontal line.
+    A series without the key of the horizontal axis is a horizontal line. The interval
+    of a series of one point is a vertical line.
     """
+    if not any(series.values()):
+        axes.set_xticks([])
+        axes.text(
+            0.5,
+            0.5,
+            "no values",
+            color=canvas.INK,
+            ha="center",
+            va="center",
+            transform=axes.transAxes,
+        )
+        return
     for labels, style in styles.items():
         points = [point for point in series.get(labels, ()) if not math.isnan(point.x)]
         xs = [point.x for point in points]
-        if any(point.low < point.high for point in points):
+        if len(points) == 1:
+            # A band over one place would have no width.
+            axes.vlines(xs, points[0].low, points[0].high, color=style["color"], alpha=0.5)
+        elif any(point.low < point.high for point in points):
             low, high = [point.low for point in points], [point.high for point in points]
             axes.fill_between(xs, low, high, color=style["color"], alpha=0.16, linewidth=0)
         # Offset and spacing of markers, as fractions of the diagonal of the axes.
@@ -248,8 +265,21 @@ def _notes(data: PlotData) -> list[str]:
     }
     fewest, most = min(counts, default=0), max(counts, default=0)
     number = f"{most}" if fewest == most else f"{fewest} to {most}"
-    band = "" if most < 2 else "; bands are 95 % intervals of the mean (Student's t)"
+    is_single = any(
+        sum(not math.isnan(point.x) for point in points) == 1
+        for panel in data.panels.values()
+        for points in panel.values()
+    )
+    marks = "bands and vertical lines" if is_single else "bands"
+    band = "" if most < 2 else f"; {marks} are 95 % intervals of the mean (Student's t)"
     runs = "One run each" if most < 2 else f"Means over {number} seeds"
     hidden = len(data.notes) - _NOTES
     more = [f"and {hidden} more notes"] if hidden > 0 else []
-    return [f"{runs}{band}.", *data.notes[:_NOTES], *more]
+    without = {
+        series_label(labels, data.spec.by): None
+        for panel in data.panels.values()
+        for labels, points in panel.items()
+        if any(math.isnan(point.x) for point in points)
+    }
+    lines = [f"Horizontal lines: no {data.spec.x}: {listed(without)}."] if without else []
+    return [f"{runs}{band}.", *lines, *data.notes[:_NOTES], *more]

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from fedexp.analysis.figure import limits, series_label, series_styles
-from fedexp.analysis.series import Point, mean_interval
+from fedexp.analysis.figure import _draw_panel, _notes, limits, series_label, series_styles
+from fedexp.analysis.series import PlotSpec, Point, mean_interval, plot_data
 from fedexp.commands.runs import run_command
 from fedexp.config.folders import conf_dir
+from fedexp.storage.stored_run import find_runs
 from fedexp.tables.plot_styles import read_method_styles
 from fedexp.tables.report import canvas
 from tests.analysis.written import write_run
@@ -165,3 +166,28 @@ def test_colour_blind_readers_distinguish_the_methods_that_are_often_compared(
     seen = [simulated(canvas.COLOURS[styles[method].colour], matrix) for method in methods]
     distances = [float(np.linalg.norm(a - b)) for at, a in enumerate(seen) for b in seen[at + 1 :]]
     assert min(distances) > 10, distances
+
+
+def test_interval_of_a_single_point_is_a_vertical_line() -> None:
+    axes = canvas.axes(canvas.figure(3.0, 2.0), 1, 1, 1)
+    styles = series_styles([("fedavg",)], ("method",))
+    point = Point(0.1, *mean_interval([0.4, 0.6]), (0.4, 0.6))
+    _draw_panel(axes, {("fedavg",): [point]}, "trainer.mu", styles)
+    (interval,) = axes.collections
+    ((low, high),) = interval.get_segments()
+    assert low.tolist() == [0.1, point.low] and high.tolist() == [0.1, point.high]
+
+
+def test_panel_without_runs_has_no_numbers_on_its_axis() -> None:
+    axes = canvas.axes(canvas.figure(3.0, 2.0), 1, 1, 1)
+    _draw_panel(axes, {}, "round", series_styles([("fedavg",)], ("method",)))
+    assert not axes.get_xticks().size and [text.get_text() for text in axes.texts] == ["no values"]
+
+
+def test_series_without_the_key_of_the_axis_are_named(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path, "fedavg", seed, [0.5])
+        for mu in (0.1, 1.0):
+            write_run(tmp_path, "fedprox", seed, [0.6 + mu / 10 + seed / 10], trainer__mu=mu)
+    data = plot_data(find_runs(tmp_path), PlotSpec(x="trainer.mu"), ())
+    assert _notes(data)[1:] == ["Horizontal lines: no trainer.mu: fedavg."]
