@@ -20,7 +20,8 @@ class Runs(pd.DataFrame):  # type: ignore[misc]
     `fedexp.runs` returns it. It is a `pandas.DataFrame` with the method `curves`. A
     selection of its rows is a `Runs`, too.
 
-    The columns have the names that conditions on runs use:
+    Config groups, config keys, metrics, ``headline`` and ``status`` have the names that
+    conditions on runs use. These are the columns:
 
     - ``run``, ``method``, ``dataset`` and the other config groups, ``seed``,
       ``seed_data`` and ``status``.
