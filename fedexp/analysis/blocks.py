@@ -14,7 +14,6 @@ from fedexp.tables.report.csv import csv_text, inert
 from fedexp.tables.report.latex import escape, table_row
 from fedexp.tracking.outlet import visible
 
-
 # If the largest number of a table is smaller or larger, its numbers are scientific.
 _SMALL, _LARGE = 0.01, 1e5
 
@@ -138,7 +137,7 @@ def _digits(table: RunsTable) -> str:
 
 
 def _label(cols: str, column: str) -> str:
-    """Return the name of a column. Only methods and data sets are named without a key."""
+    """Return the name of a column, with its key unless it is a method or data set."""
     return column if cols in ("method", "dataset") else f"{cols}={column}"
 
 

@@ -257,25 +257,22 @@ def _aggregates(
         ConfigError: There are fewer than two columns or complete rows.
     """
 
-    def is_complete(place: tuple[str, ...]) -> bool:
-        numbers = [cells.get((place, column), {}).values() for column in columns]
-        return all(found and all(map(is_usable, found)) for found in numbers)
+    def has_numbers(place: tuple[str, ...], column: str) -> bool:
+        numbers = cells.get((place, column), {}).values()
+        return bool(numbers) and all(map(is_usable, numbers))
 
-    complete = [place for place in places if is_complete(place)]
     lacking = [
-        f"{column} in {' '.join(place)}"
-        for place in places
-        for column in columns
-        if not (found := [*cells.get((place, column), {}).values()])
-        or not all(map(is_usable, found))
+        (place, column) for place in places for column in columns if not has_numbers(place, column)
     ]
+    complete = [place for place in places if place not in dict(lacking)]
     if len(columns) < 2 or len(complete) < 2:
+        without = listed([f"{column} in {' '.join(place)}" for place, column in lacking])
         raise ConfigError(
             "aggregates need two columns, and two rows in which all columns have only numbers "
             "that are finite and not huge",
             where="--aggregate",
             got=f"{len(columns)} columns, {len(complete)} such rows of {len(places)}"
-            + (f"; without such numbers: {listed(lacking)}" if lacking else ""),
+            + (f"; without such numbers: {without}" if without else ""),
             do="add runs or conditions, or leave out --aggregate",
         )
 
