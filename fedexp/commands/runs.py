@@ -171,9 +171,9 @@ def parser() -> Parser:
         help="a table of runs: means over seeds, paired tests",
         description="rows and cols are keys whose values distinguish rows and columns. value is a "
         "metric (default: the headline). against=COLUMN compares the other columns with this one "
-        "only, such as against=fedavg. better=higher or better=lower sets which numbers are "
-        "better. With --aggregate, the default is lower for losses, errors, seconds, bytes and "
-        "size, and higher for other numbers.",
+        "only. better=higher or better=lower sets which numbers are better. With --aggregate, the "
+        "default is lower for losses, errors, seconds, bytes and size, and higher for other "
+        "numbers.",
         epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist",
     )
     table.add_argument(
