@@ -379,7 +379,7 @@ def _points(table: Table, variant: Variant) -> Iterator[dict[str, Value]]:
     """Yield every combination of condition values in the variant's grids, each once."""
     smaller = table.smaller(variant)
     seen = set()
-    for grid in table.grids if smaller is None or smaller.grids is None else smaller.grids:
+    for grid in (smaller and smaller.grids) or table.grids:
         axes = [
             value if isinstance(value, list) else [value]
             for value in (grid[key] for key in table.conditions)
