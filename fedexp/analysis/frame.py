@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedexp.analysis.rounds import round_table
 from fedexp.core.errors import ConfigError, StorageError
-from fedexp.storage.selection import dotted_items, text_of
+from fedexp.storage.selection import FACTS, dotted_items, in_result, text_of
 from fedexp.storage.stored_run import StoredRun
 
 
@@ -27,8 +27,8 @@ class Runs(pd.DataFrame):  # type: ignore[misc]
       ``seed_data`` and ``status``.
     - ``headline``, ``metric`` and ``rule``: The main result, its metric and its rule.
     - ``round`` and ``rounds``: The number of finished and of requested rounds.
-    - ``total/seconds``, ``total/local_steps``, ``total/bytes_up`` and
-      ``total/bytes_down``: The costs of the whole run.
+    - ``seconds``, ``total/local_steps``, ``total/bytes_up``, ``total/bytes_down``: The
+      costs of the whole run. The seconds include evaluation and logging.
     - ``config_hash``, ``code_hash``, ``commit``, ``updated`` and ``folder``.
     - The metrics, such as ``test/global/acc``, with their last values, and
       ``mean_last_10/...`` with their means over the last ten rounds.
@@ -100,42 +100,28 @@ def _cell(value: Any) -> Any:
     return text_of(value) if isinstance(value, list) else value
 
 
-def _in_result(*keys: str) -> Callable[[StoredRun], Any]:
-    """Return a function that reads a nested value of a result, None if it is absent."""
-
-    def read(run: StoredRun) -> Any:
-        value: Any = run.result
-        for key in keys:
-            value = (value or {}).get(key)
-        return value
-
-    return read
-
-
 # Columns that are not metrics or config keys, and the functions that compute them.
 _FACTS: Mapping[str, Callable[[StoredRun], Any]] = {
-    "run": lambda run: run.name,
-    "method": lambda run: run.choice("method"),
-    "dataset": lambda run: run.choice("dataset"),
+    "run": FACTS["name"],
+    **{name: FACTS[name] for name in ("method", "dataset")},
     **{
         group: lambda run, group=group: run.choices.get(group)  # type: ignore[misc]
         for group in ("partition", "model", "trainer", "aggregator", "server_optimizer")
     },
     "seed": lambda run: run.config.get("seed"),
     "seed_data": lambda run: run.config.get("seed_data"),
-    "status": lambda run: run.status,
-    "headline": lambda run: (run.headline or {}).get("value"),
+    **{name: FACTS[name] for name in ("status", "headline")},
     "metric": lambda run: (run.headline or {}).get("metric"),
     "rule": lambda run: (run.headline or {}).get("rule"),
     "round": lambda run: run.rounds[0],
     "rounds": lambda run: run.rounds[1],
-    "total/seconds": _in_result("seconds", "total"),
-    "total/local_steps": _in_result("local_steps"),
-    "total/bytes_up": _in_result("bytes", "up"),
-    "total/bytes_down": _in_result("bytes", "down"),
-    "config_hash": _in_result("hashes", "config"),
-    "code_hash": _in_result("hashes", "code"),
-    "commit": _in_result("environment", "commit"),
+    **{
+        name: FACTS[name]
+        for name in ("seconds", "total/local_steps", "total/bytes_up", "total/bytes_down")
+    },
+    "config_hash": in_result("hashes", "config"),
+    "code_hash": in_result("hashes", "code"),
+    "commit": in_result("environment", "commit"),
     "updated": lambda run: run.updated,
     "folder": lambda run: str(run.path),
 }

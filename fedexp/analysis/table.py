@@ -31,7 +31,7 @@ from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 from fedexp.tracking.curve import is_usable
 
 # Words in the names of costs, of which lower ones are better.
-_COSTS = ("seconds", "bytes", "size")
+_COSTS = ("seconds", "bytes", "size", "local_steps")
 # A cell of the table: the values of the row keys, and the value of the column key.
 Cell = tuple[tuple[str, ...], str]
 
@@ -108,13 +108,7 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
     members = _group_by_cell(latest, spec)
     cells = {cell: _values_by_seed(cell, found, spec) for cell, found in members.items()}
     columns = sorted({column for _, column in cells}, key=sort_key)
-    if spec.against is not None and spec.against not in columns:
-        raise ConfigError(
-            f"the table has no column '{spec.against}'",
-            where="against",
-            expected=", ".join(columns),
-            do=suggest(spec.against, columns),
-        )
+    against = None if spec.against is None else _column(spec.against, columns)
     places = sorted(
         {place for place, _ in cells}, key=lambda place: [sort_key(text) for text in place]
     )
@@ -122,7 +116,7 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
     pairs = [
         (place, compare(a, b, cells[place, a], cells[place, b]))
         for place in places
-        for a, b in column_pairs(columns, spec.against)
+        for a, b in column_pairs(columns, against)
         if (place, a) in cells and (place, b) in cells
     ]
     judged = adjusted([comparison for _, comparison in pairs])
@@ -131,7 +125,7 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
     aggregates, better = None, spec.better
     if spec.aggregate:
         better = better or _direction(latest, spec.value)
-        aggregates, left_out = _aggregates(cells, places, columns, better, spec.against)
+        aggregates, left_out = _aggregates(cells, places, columns, better, against)
         notes += left_out
 
     measured = {" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest}
@@ -181,6 +175,26 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
         return mean, deviation(values, is_sample=True)
     except OverflowError:
         return mean, math.inf
+
+
+def _column(name: str, columns: Sequence[str]) -> str:
+    """Return the column with this name. Equal numbers are the same name (0.10 and 0.1).
+
+    Raises:
+        ConfigError: There is no such column.
+    """
+    if name in columns:
+        return name
+    is_text, number, _ = sort_key(name)
+    equal = [column for column in columns if sort_key(column)[:2] == (0, number)]
+    if equal and not is_text:
+        return equal[0]
+    raise ConfigError(
+        f"the table has no column '{name}'",
+        where="against",
+        expected=", ".join(columns),
+        do=suggest(name, columns),
+    )
 
 
 def _group_by_cell(runs: Iterable[StoredRun], spec: TableSpec) -> dict[Cell, list[StoredRun]]:

@@ -29,16 +29,35 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_FACTS: dict[str, Callable[[StoredRun], Any]] = {
+
+
+def in_result(*keys: str) -> Callable[[StoredRun], Any]:
+    """Return a function that reads a nested value of a result, None if it is absent."""
+
+    def read(run: StoredRun) -> Any:
+        value: Any = run.result
+        for key in keys:
+            value = (value or {}).get(key)
+        return value
+
+    return read
+
+
+FACTS: Mapping[str, Callable[[StoredRun], Any]] = {
     "name": lambda run: run.name,
     "status": lambda run: run.status,
     "headline": lambda run: run.headline["value"] if run.headline else None,
-    "seconds": lambda run: (run.result.get("seconds") or {}).get("total"),
+    "seconds": in_result("seconds", "total"),
     "size": lambda run: run.size,
     "updated": lambda run: run.updated.isoformat(timespec="seconds"),
     "method": lambda run: run.choice("method"),
     "dataset": lambda run: run.choice("dataset"),
+    "total/bytes_up": in_result("bytes", "up"),
+    "total/bytes_down": in_result("bytes", "down"),
+    "total/local_steps": in_result("local_steps"),
 }
+"""Properties of a run that conditions, tables and data frames name alike. ``seconds``
+are those of the whole run, with evaluation and logging."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +123,8 @@ def value_of(run: StoredRun, key: str) -> Any:
     the config or a metric. The first of them that has this name counts. The value of a
     config group is the chosen option. The value of a metric is its last value.
     """
-    if key in _FACTS:
-        return _FACTS[key](run)
+    if key in FACTS:
+        return FACTS[key](run)
     if run.choices.get(key) is not None:
         return run.choices[key]
 
@@ -142,7 +161,7 @@ def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
         near = nearest_key(key, {name for run in runs for name in _keys(run)})
         raise ConfigError(
             f"no run has the key '{key}'",
-            expected=f"{', '.join(_FACTS)}, a group, a metric, "
+            expected=f"{', '.join(FACTS)}, a group, a metric, "
             "or a key of the config such as partition.alpha",
             do=f"did you mean '{near}'?"
             if near
@@ -205,7 +224,7 @@ def dotted_items(
 
 
 def _keys(run: StoredRun) -> Iterator[str]:
-    yield from _FACTS
+    yield from FACTS
     yield from (group for group, option in run.choices.items() if option is not None)
     yield from run.result.get("metrics") or {}
     yield from (

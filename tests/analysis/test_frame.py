@@ -41,6 +41,7 @@ def test_runs_meet_the_conditions_and_are_the_newest_finished_of_their_config(ro
     assert found["updated"].dt.year.tolist() == [2026, 2026]
     # This is the config key, not the number of clients of the last round.
     assert set(found["clients"]) == {4} and set(found[f"mean_last_10/{ACC}"]) == {0.25}
+    assert set(found["total/bytes_up"]) == {20} and set(found["total/local_steps"]) == {6}
     everything = fedexp.runs(output_root=root, unfinished=True)
     assert len(everything) == 11 and set(everything["status"]) == {"done", "failed"}
 

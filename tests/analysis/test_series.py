@@ -256,6 +256,29 @@ def test_against_compares_only_pairs_with_one_column(root: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'scaffold'"):
         runs_table(find_runs(root), replace(spec, against="scafold"), ())
 
+    turned = TableSpec(("method",), "partition.alpha", against="0.10")
+    assert {(c.a, c.b) for _, c in runs_table(find_runs(root), turned, ()).comparisons} == {
+        ("0.1", "1")
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("total/bytes_up", (20, 40)), ("total/bytes_down", (2, 2)), ("total/local_steps", (6, 6))],
+)
+def test_table_shows_the_costs_of_whole_runs(
+    root: Path, value: str, expected: tuple[int, int]
+) -> None:
+    found = runs_table(
+        find_runs(root), TableSpec(("partition.alpha",), "method", value, aggregate=True), ()
+    )
+    assert {cell: set(by_seed.values()) for cell, by_seed in found.cells.items()} == {
+        ((alpha,), method): {cost}
+        for alpha in ("0.1", "1")
+        for method, cost in zip(("fedavg", "scaffold"), expected, strict=True)
+    }
+    assert found.better == "lower"
+
 
 @pytest.mark.filterwarnings("error")
 def test_row_with_a_huge_value_is_left_out_of_the_aggregates(tmp_path: Path) -> None:

@@ -67,5 +67,6 @@ def write_run(
         result = {"status": "done", "choices": picked, "headline": headline, "rounds": len(values)}
         result |= {"metrics": {ACC: values[-1], "clients": 2}, "mean_last_10": {ACC: 0.25}}
         result |= {"hashes": {"config": "c" * 32, "code": "d" * 32}, "local_steps": 3 * len(values)}
+        result |= {"bytes": {"up": bytes_up * len(values), "down": len(values)}}
         write_json(folder / "result.json", result)
     return folder
