@@ -256,9 +256,10 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def _rewritten(value: Any, hint: Any, where: str) -> str | None:
-    """Return advice for two mistakes: a number for a list, and a list for one value.
+    """Return advice for three mistakes, or None if the user made another mistake.
 
-    The result is None if the user made another mistake.
+    The mistakes are a number for a list, a list for one value, and a plug-in whose
+    field has a type such as ``list[int]``.
     """
     if typing.get_args(hint)[-1:] == (Ellipsis,) and isinstance(value, int | float):
         return f"write brackets: {where}=[{value}]"
@@ -266,6 +267,10 @@ def _rewritten(value: Any, hint: Any, where: str) -> str | None:
         return (
             f"one run has one value; a sweep over several: -m {where}={','.join(map(str, value))}"
         )
+    if typing.get_origin(hint) in (list, Sequence) and isinstance(value, list | tuple):
+        (entry,) = typing.get_args(hint)
+        inner = entry.__name__ if isinstance(entry, type) else entry
+        return f"a list in a config becomes a tuple: declare the field as tuple[{inner}, ...]"
     return None
 
 

@@ -6,6 +6,7 @@ A faulty node raises an error with the key, the rule and the nearest name.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -92,6 +93,24 @@ def test_build_with_faulty_node_raises_with_suggestion(node: dict, said: list[st
         build(Plugin, node, "p")
     for words in said:
         assert words in str(caught.value)
+
+
+@dataclass(frozen=True)
+class WithLists:
+    counts: list[int] | None = None
+    pairs: Sequence[tuple[int, int]] = ()
+
+
+@pytest.mark.parametrize(("node", "declared"), [
+    ({"counts": [1, 2]}, "tuple[int, ...]"),
+    ({"pairs": [[1, 2]]}, "tuple[tuple[int, int], ...]"),
+])  # fmt: skip
+def test_build_of_a_field_with_a_list_type_says_how_to_declare_it(
+    node: dict, declared: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(WithLists, node, "p")
+    assert f"declare the field as {declared}" in str(caught.value)
 
 
 @pytest.mark.parametrize(("source", "line", "said"), [
