@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from fedexp.core.local_training import LocalTraining
@@ -12,7 +11,7 @@ from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics, Task
 from fedexp.core.trainer import Trainer
 from fedexp.core.trees import Tree, Trees, nonfinite, num_bytes
-from fedexp.core.weights import Weights, computes_channels_last
+from fedexp.core.weights import Weights, computes_channels_last, layout_of, with_layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,20 +144,22 @@ class ClientResult:
         # This runs once per client, so the common case is kept short.
         if not last and all(map(Tensor.is_contiguous, every)):
             return self
-        if all(value.is_contiguous(memory_format=_layout(value, last)) for value in every):
+        if all(value.is_contiguous(memory_format=layout_of(value, last)) for value in every):
             return self
 
         weights = Weights(
-            self.weights.spec, _laid(self.weights.params, last), _laid(self.weights.buffers, last)
+            self.weights.spec,
+            with_layout(self.weights.params, last),
+            with_layout(self.weights.buffers, last),
         )
         return replace(
             self,
             weights=weights,
-            payload={name: _laid(tree, last) for name, tree in self.payload.items()},
-            probes={name: _laid(tree, last) for name, tree in self.probes.items()},
+            payload={name: with_layout(tree, last) for name, tree in self.payload.items()},
+            probes={name: with_layout(tree, last) for name, tree in self.probes.items()},
             state=None
             if self.state is None
-            else {name: _laid(tree, last) for name, tree in self.state.items()},
+            else {name: with_layout(tree, last) for name, tree in self.state.items()},
             known_finite=weights if self.known_finite is self.weights else None,
         )
 
@@ -175,18 +176,6 @@ class ClientResult:
         for name, tree in (*self.payload.items(), *(self.state or {}).items()):
             everything |= {f"{name} of {inside}": value for inside, value in tree.items()}
         return nonfinite(everything)
-
-
-def _layout(value: Tensor, channels_last: bool) -> torch.memory_format:
-    last = channels_last and value.dim() == 4
-    return torch.channels_last if last else torch.contiguous_format
-
-
-def _laid(tree: Tree, channels_last: bool) -> Tree:
-    return {
-        name: value.contiguous(memory_format=_layout(value, channels_last))
-        for name, value in tree.items()
-    }
 
 
 def bytes_down(job: ClientJob) -> int:

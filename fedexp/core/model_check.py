@@ -7,7 +7,7 @@ import torch
 from fedexp.core.errors import ConfigError
 from fedexp.core.net import Net
 from fedexp.core.seeds import seed_of
-from fedexp.core.weights import ModelSpec, Weights, channels_last, computes_channels_last
+from fedexp.core.weights import ModelSpec, Weights, computes_channels_last, with_layout
 
 
 def check_model(
@@ -78,7 +78,7 @@ def _check_channels_last(net: Net, weights: Weights, x: torch.Tensor) -> None:
     try:
         with torch.no_grad():
             net(
-                channels_last(weights.params),
+                with_layout(weights.params, channels_last=True),
                 weights.buffers,
                 x.contiguous(memory_format=torch.channels_last),
             )

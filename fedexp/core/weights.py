@@ -243,7 +243,7 @@ class Weights:
     def __post_init__(self) -> None:
         first = next(iter(self.params.values()), None)
         if first is not None and computes_channels_last(self.spec, first.device.type):
-            laid = channels_last(self.params)
+            laid = with_layout(self.params, channels_last=True)
             if any(laid[name] is not value for name, value in self.params.items()):
                 object.__setattr__(self, "params", laid)
 
@@ -421,11 +421,21 @@ def _allows_channels_last(spec: ModelSpec) -> bool:
     return getattr(locate(spec.arch, nn.Module, "model"), "channels_last", True)
 
 
-def channels_last(params: Tree) -> Tree:
-    """Return `params` with 4-D tensors stored channels last, and others contiguous."""
+def layout_of(value: Tensor, channels_last: bool) -> torch.memory_format:
+    """Return the memory layout of a tensor in a network that may be channels last.
+
+    Only 4-D tensors are channels last. All other tensors are contiguous.
+    """
+    last = channels_last and value.dim() == 4
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def with_layout(tree: Tree, channels_last: bool) -> Tree:
+    """Return a tree whose tensors have the layout that `layout_of` returns.
+
+    A tensor that has this layout already is not copied.
+    """
     return {
-        name: value.contiguous(
-            memory_format=torch.channels_last if value.dim() == 4 else torch.contiguous_format
-        )
-        for name, value in params.items()
+        name: value.contiguous(memory_format=layout_of(value, channels_last))
+        for name, value in tree.items()
     }
