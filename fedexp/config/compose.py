@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.config.hydra_composition import compose_with_hydra, use_hydra
+from fedexp.config.keys import GROUPS
 from fedexp.config.messages import unresolved_error
 from fedexp.config.pinning import pin
 from fedexp.core.errors import ConfigError
@@ -25,19 +26,6 @@ from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.identity import NON_SCIENTIFIC
 from fedexp.storage.selection import dotted_items
 from fedexp.storage.yaml_files import read_yaml
-
-# Config groups of which every run needs an option.
-_NEEDED = (
-    "aggregator",
-    "dataset",
-    "engine",
-    "logger",
-    "model",
-    "partition",
-    "server_optimizer",
-    "task",
-    "trainer",
-)
 
 
 def compose(overrides: list[str]) -> ResolvedConfig:
@@ -81,7 +69,7 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
         raise unresolved_error(error, config) from error
 
     assert isinstance(plain, dict)
-    if lost := [group for group in _NEEDED if group not in plain]:
+    if lost := [group for group in sorted(GROUPS) if group not in plain]:
         typed = (one for one in overrides if one.partition("=")[0] == f"~{lost[0]}")
         deletion = next(typed, None)
         raise ConfigError(

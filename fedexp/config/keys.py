@@ -22,6 +22,7 @@ from fedexp.core.resolved_config import ResolvedConfig
 # Largest accepted number of threads. torch crashes if there are far more.
 _MOST_THREADS = 1024
 
+# Config groups of which every run needs an option.
 GROUPS = (
     "dataset",
     "partition",
