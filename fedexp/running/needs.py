@@ -15,6 +15,7 @@ from fedexp.config.keys import Config
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError
+from fedexp.core.kernel import overrides
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Task
@@ -106,7 +107,7 @@ def check_needs(
             do="set partition.val_fraction=0.1, or eval.held_out",
         )
 
-    if not aggregator.averages_updates and type(trainer).init_shared is not Trainer.init_shared:
+    if not aggregator.averages_updates and overrides(trainer, "init_shared"):
         raise ConfigError(
             "the trainer sends trees to a server that averages, "
             f"and {names['aggregator']} does not average",

@@ -22,6 +22,7 @@ from fedexp.core.device import to_device
 from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.jobs import ClientJob
+from fedexp.core.kernel import overrides
 from fedexp.core.needs import Needs
 from fedexp.core.paths import user_path
 from fedexp.core.seeds import seed_of
@@ -110,7 +111,7 @@ def check_stored_models(
         )
 
     for hook in ("init_state", "init_shared", "finish"):
-        if getattr(type(trainer), hook) is not getattr(Trainer, hook):
+        if overrides(trainer, hook):
             raise ConfigError(
                 "the trainer stores a state at the clients or sends more than the model, "
                 "which stored models lack",
