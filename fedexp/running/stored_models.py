@@ -28,7 +28,7 @@ from fedexp.core.paths import user_path
 from fedexp.core.seeds import seed_of
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.data.dataset import Dataset
+from fedexp.data.dataset import Dataset, labels_of
 from fedexp.data.feature_skew import NO_SKEW, FeatureSkew
 from fedexp.data.federated import Division
 from fedexp.data.partition import CutPartition, load_partition, validate
@@ -548,7 +548,7 @@ def _with_samples(models: StoredModels, data: FederatedData) -> FederatedData:
         data,
         train=replace(train, x=to_device(x, train.x.device), y=to_device(y, train.x.device)),
         partition=Partition.from_lists(list(indices), **{SAMPLES: FROM_FOLDER}),
-        labels=y.numpy() if y.dim() == 1 else np.zeros(len(y), np.int64),
+        labels=labels_of(y),
         pool_sha256=None,
     )
 
