@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -385,6 +386,14 @@ class Experiment:
         return value >= target if self.task.higher_is_better(metric) else value <= target
 
     @property
+    def client_cache_folder(self) -> Path | None:
+        """Folder of the client cache. None if this run does not use the cache."""
+        config = self.config
+        if not (config.memo.enabled and config.reuse):
+            return None
+        return user_path(config.output_root, "output_root").resolve() / "memo"
+
+    @property
     def division(self) -> Division:
         """The division of the samples among clients."""
         config = self.config
@@ -456,10 +465,7 @@ class Experiment:
             return data
         from fedexp.data.features import featured
 
-        config = self.config
-        shared = config.memo.enabled and config.reuse
-        memo = user_path(config.output_root, "output_root").resolve() / "memo" if shared else None
-        return featured(data, self.extractor, memo, note)
+        return featured(data, self.extractor, self.client_cache_folder, note)
 
     def server_work(self, where: str) -> contextlib.AbstractContextManager[None]:
         """Raise an error if the `with` block draws from a global random generator.

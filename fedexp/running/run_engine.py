@@ -22,7 +22,6 @@ from fedexp.core.device import check_device
 from fedexp.core.engine import Engine, EngineContext, describe, execute
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
-from fedexp.core.paths import user_path
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.engines.client_cache import ClientCache
 from fedexp.running.experiment import Experiment, choose_numerics
@@ -184,8 +183,8 @@ class RunEngine(Engine):
             self._note(self.memory_probe["text"])
             self._probed_steps = engine.stacked_steps
 
-        if config.memo.enabled and config.reuse:
-            root = user_path(config.output_root, "output_root").resolve() / "memo"
+        root = self._experiment.client_cache_folder
+        if root is not None:
             self._engine = ClientCache(
                 engine,
                 root,
