@@ -188,8 +188,8 @@ def execute(
 ) -> Generator[ClientResult, None, None]:
     """Yield the results of `engine`, and check that they fit the jobs.
 
-    An engine that contains another engine uses this function, too. The error then names
-    the engine that is wrong.
+    An engine that contains another engine can use this function, too. The error then
+    names the engine that is wrong.
 
     Raises:
         FedexpError: The engine does not yield one result per job in the order of the

@@ -153,8 +153,7 @@ class Env(_LimitedServerWork):
         proxy: Data that the server may use (proxy data), or None.
         validation: Validation samples that were held out from all clients, in one set.
             None if no plug-in needs them.
-        domain: The normalisation of inputs. Methods call
-            ``env.domain.normalise(images)``.
+        domain: The normalisation and the augmentation of the clients' inputs.
         round: Communication round, from 0.
         step: Step within the round, from 0.
         trace: Receiver of the server's intermediate models within a round. It ignores

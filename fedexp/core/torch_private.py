@@ -1,7 +1,8 @@
-"""The private interfaces of torch that fedexp uses.
+"""The private interfaces ``torch._*`` that fedexp uses, except ``torch._foreach_*``.
 
-No other module uses ``torch._*`` names, except ``torch._foreach_*``. The tests in
-``tests/core/test_torch_private.py`` check each interface after an update of torch.
+No other module uses such names. The tests in ``tests/core/test_torch_private.py`` check
+each interface after an update of torch. Private classes of ``torch.nn.modules``, such
+as ``_BatchNorm``, and the attribute ``_version`` of a tensor are used directly.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def seconds_per_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedD
     builds networks.
     """
     first = shortened_jobs(jobs, 1)
-    _seconds(engine, first, data)  # builds networks and starts processes
+    _seconds(engine, first, data)
     one = _seconds(engine, first, data)
     if one * len(jobs) > _SECONDS:
         return one
