@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from torch import Tensor
 
 from fedexp.core.data import FederatedData, Samples
 from fedexp.core.net import Net
@@ -113,12 +112,12 @@ def _key(splits: dict[str, Samples], weights: Weights) -> str:
     kwargs = {
         key: value for key, value in weights.spec.kwargs if key not in ("pretrained", "sha256")
     }
-    device: Tensor = next(iter(weights.params.values()))
+    device = next(iter(weights.params.values())).device
 
     parts = [
         [weights.spec.arch, kwargs, digest(weights.params), digest(weights.buffers)],
         [[name, digest({"x": s.x}), s.mean, s.std, str(s.dtype)] for name, s in splits.items()],
-        [device.device.type, torch.get_num_threads(), torch.get_float32_matmul_precision()],
+        [device.type, torch.get_num_threads(), torch.get_float32_matmul_precision()],
         code_hash(
             {
                 "model": {"_target_": weights.spec.arch},

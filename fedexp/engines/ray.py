@@ -289,7 +289,11 @@ class _Sending:
         self._in_flight.clear()
 
     def _send(self, needed: int) -> None:
-        """Send batches to actors. The job at position `needed` is sent in any case."""
+        """Send batches to free actors, until as many jobs are ahead as are allowed.
+
+        The job at position `needed` is sent to a free actor even if too many jobs are
+        ahead.
+        """
         most = self._most_ahead * len(self._pool.actors)
         while self._waiting:
             sent = sum(len(chunk) for _, chunks in self._in_flight.values() for chunk in chunks)

@@ -226,8 +226,8 @@ class _Worker:
         try:
             inner, data = self._started()
             if round != self.round:
-                _, *constants = read_header(self.board)
-                self.constants = self._sent(self.board, (constants[0], constants[1]))
+                _, offset, length = read_header(self.board)
+                self.constants = self._sent(self.board, (offset, length))
                 self.numbers = {id(value): number for number, value in enumerate(self.constants)}
                 self.round = round
 

@@ -549,8 +549,8 @@ class _Run:
             result["per_client"] = Evaluator(experiment.task, config.eval.batch_size).each(
                 outcome, data.test, "test"
             )
-        if (profiled := read_json(path / PROFILE)) is not None:
-            result["profile"] = profiled
+        if (profile := read_json(path / PROFILE)) is not None:
+            result["profile"] = profile
         write_json(path / "result.json", result, seal=True)
         self.folder.set_done()
 
