@@ -117,7 +117,13 @@ def _key(splits: dict[str, Samples], weights: Weights) -> str:
     parts = [
         [weights.spec.arch, kwargs, digest(weights.params), digest(weights.buffers)],
         [[name, digest({"x": s.x}), s.mean, s.std, str(s.dtype)] for name, s in splits.items()],
-        [device.type, torch.get_num_threads(), torch.get_float32_matmul_precision()],
+        [
+            device.type,
+            torch.get_num_threads(),
+            torch.get_float32_matmul_precision(),
+            torch.backends.cudnn.benchmark,
+            torch.are_deterministic_algorithms_enabled(),
+        ],
         code_hash(
             {
                 "model": {"_target_": weights.spec.arch},
