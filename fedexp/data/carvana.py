@@ -12,7 +12,7 @@ from torch import Tensor
 from fedexp.core.build import require
 from fedexp.core.data import Targets
 from fedexp.core.errors import DataError
-from fedexp.data.dataset import Arrays, Dataset
+from fedexp.data.dataset import OTHER_ROOT, Arrays, Dataset
 from fedexp.data.images import decode_images, image_size, require_image_shape
 
 _MASK = "_mask.gif"
@@ -61,7 +61,7 @@ class Carvana(Dataset):
         return (
             "unpack train.zip and train_masks.zip (kaggle.com/c/carvana-image-masking-challenge) "
             f"in {root / 'carvana'}; "
-            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
+            f"or {OTHER_ROOT}"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:

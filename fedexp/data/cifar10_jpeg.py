@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from fedexp.data.dataset import OTHER_ROOT
 from fedexp.data.image_folder import ImageFolder
 
 
@@ -29,5 +30,5 @@ class Cifar10Jpeg(ImageFolder):
     def ways(self, root: Path) -> str:
         return (
             f"put the class folders (airplane ... truck) in {root / self.folder}/train and /test; "
-            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
+            f"or {OTHER_ROOT}"
         )

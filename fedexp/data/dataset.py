@@ -19,6 +19,9 @@ from fedexp.core.errors import DataError
 from fedexp.data.augment import Augment
 from fedexp.data.cache import ArrayCache
 
+# The last of the ways in which a user gives the files of a data set (`Dataset.ways`).
+OTHER_ROOT = "set data_root=FOLDER or the variable FEDEXP_DATA to their location"
+
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
@@ -195,7 +198,7 @@ class Dataset(ABC):
             [
                 *(downloads if self.can_download else ()),
                 f"put the files in {root}",
-                "set data_root=FOLDER or the variable FEDEXP_DATA to their location",
+                OTHER_ROOT,
             ]
         )
 

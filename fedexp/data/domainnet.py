@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedexp.core.build import require
 from fedexp.core.errors import DataError
-from fedexp.data.dataset import Arrays, Dataset
+from fedexp.data.dataset import OTHER_ROOT, Arrays, Dataset
 from fedexp.data.images import decode_images, require_image_shape
 
 _Entry = tuple[Path, int]
@@ -75,7 +75,7 @@ class DomainNet(Dataset):
         return (
             "unpack the domains' archives and put the split lists (ai.bu.edu/M3SDA) "
             f"in {root / 'domainnet'}; "
-            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
+            f"or {OTHER_ROOT}"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:

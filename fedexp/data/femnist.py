@@ -12,7 +12,7 @@ import torch
 
 from fedexp.core.build import require
 from fedexp.core.errors import DataError
-from fedexp.data.dataset import Arrays, Dataset
+from fedexp.data.dataset import OTHER_ROOT, Arrays, Dataset
 
 DIGITS, ALL = 10, 62  # classes: digits first, then capitals, then small letters
 
@@ -52,7 +52,7 @@ class Femnist(Dataset):
             "prepare LEAF's femnist (github.com/TalwalkarLab/leaf, data/femnist: "
             "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample) "
             f"and put its data/train/*.json and data/test/*.json in {root / 'femnist'}; "
-            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
+            f"or {OTHER_ROOT}"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:

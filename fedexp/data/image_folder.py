@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fedexp.core.build import require
 from fedexp.core.errors import DataError, suggest
-from fedexp.data.dataset import Arrays, Dataset
+from fedexp.data.dataset import OTHER_ROOT, Arrays, Dataset
 from fedexp.data.images import check_class_folder, decode_classes, require_image_shape
 
 
@@ -44,7 +44,7 @@ class ImageFolder(Dataset):
         return (
             f"put class folders of images in {root / self.folder}/train and /test; "
             "or set dataset.folder; "
-            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
+            f"or {OTHER_ROOT}"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:
