@@ -9,7 +9,12 @@ from typing import ClassVar
 from fedexp.core.build import require
 from fedexp.core.errors import DataError, suggest
 from fedexp.data.dataset import OTHER_ROOT, Arrays, Dataset
-from fedexp.data.images import check_class_folder, decode_classes, require_image_shape
+from fedexp.data.images import (
+    check_class_folder,
+    class_folders,
+    decode_classes,
+    require_image_shape,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,7 @@ class ImageFolder(Dataset):
 
     def read(self, root: Path, download: bool) -> Arrays:
         train_folder, test_folder = self.expected_files(root)
-        classes = _classes(train_folder)
+        classes = class_folders(train_folder)
 
         if len(classes) != self.num_classes:
             raise DataError(
@@ -60,7 +65,7 @@ class ImageFolder(Dataset):
                 do=f"set dataset.num_classes={len(classes)}, or correct the folders",
             )
 
-        others = _classes(test_folder)
+        others = class_folders(test_folder)
         if others != classes:
             strange, absent = sorted(set(others) - set(classes)), sorted(set(classes) - set(others))
             raise DataError(
@@ -86,14 +91,6 @@ class ImageFolder(Dataset):
             for folder in (train_folder, test_folder)
         )
         return Arrays(*train, *test)
-
-
-def _classes(folder: Path) -> list[str]:
-    return sorted(
-        entry.name
-        for entry in folder.iterdir()
-        if entry.is_dir() and not entry.name.startswith(".")
-    )
 
 
 def _some(names: list[str]) -> str:

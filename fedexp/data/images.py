@@ -150,6 +150,15 @@ def _visible_files(folder: Path) -> list[Path]:
     return sorted(files)
 
 
+def class_folders(folder: Path) -> list[str]:
+    """Return the names of the visible folders in `folder`, sorted."""
+    return sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.is_dir() and not entry.name.startswith(".")
+    )
+
+
 def check_class_folder(folder: Path) -> None:
     """Refuse a class folder without images, or with images that are not read.
 

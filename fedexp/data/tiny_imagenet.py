@@ -15,7 +15,12 @@ import torch
 from fedexp.core.errors import DataError
 from fedexp.data._torchvision import torchvision_module
 from fedexp.data.dataset import Arrays, Dataset
-from fedexp.data.images import decode_classes, decode_images, require_image_shape
+from fedexp.data.images import (
+    class_folders,
+    decode_classes,
+    decode_images,
+    require_image_shape,
+)
 
 _URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
@@ -53,7 +58,7 @@ class TinyImageNet(Dataset):
             _fetch(root)
             self.check(root, download=False)
 
-        classes = sorted(entry.name for entry in train_folder.iterdir() if entry.is_dir())
+        classes = class_folders(train_folder)
         if len(classes) != self.num_classes:
             raise DataError(
                 "Tiny ImageNet's training folder is incomplete",

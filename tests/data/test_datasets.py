@@ -243,6 +243,7 @@ def test_class_folders_must_match(tmp_path: Path) -> None:
 
 def test_tiny_imagenet_layout(tmp_path: Path) -> None:
     folder = tmp_path / "tiny-imagenet-200"
+    (folder / "train" / ".ipynb_checkpoints").mkdir(parents=True)
     ids = ["n02", "n01"]
     for label, wnid in enumerate(ids):
         for i in range(2):
