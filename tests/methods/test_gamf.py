@@ -535,5 +535,5 @@ def test_unequal_widths_are_refused(mode: str) -> None:
     ],
 )
 def test_settings_without_meaning_are_refused(override: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r" must |is not a choice of"):
         Experiment.of(compose(["method=gamf", f"aggregator.{override}"]))

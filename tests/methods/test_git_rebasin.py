@@ -398,7 +398,7 @@ def test_unequal_widths_are_refused() -> None:
 
 @pytest.mark.parametrize("override", ["tolerance=-1", "sweeps=0", "passes=0", "restarts=0"])
 def test_settings_without_meaning_are_refused(override: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"must (be positive|not be negative)"):
         Experiment.of(compose(["method=git_rebasin", f"aggregator.matching.{override}"]))
 
 

@@ -336,18 +336,18 @@ def test_class_counts_that_are_none_are_refused_before_training(
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "said"),
     [
-        {"lam": []},
-        {"lam": [0.1, -0.1]},
-        {"later_sweeps": -1},
-        {"orders": "orders.npy", "visits": "raw"},
-        {"orders": "orders.npy", "later_sweeps": 6},
-        {"visits": "random"},
+        ({"lam": []}, "at least one lambda"),
+        ({"lam": [0.1, -0.1]}, "lambda must not be negative, got -0.1"),
+        ({"later_sweeps": -1}, "later_sweeps must not be negative"),
+        ({"orders": "orders.npy", "visits": "raw"}, "cannot be combined"),
+        ({"orders": "orders.npy", "later_sweeps": 6}, "fewer than later_sweeps=6"),
+        ({"visits": "random"}, "'random' is not a choice"),
     ],
 )
-def test_settings_without_meaning_are_refused(options) -> None:
-    with pytest.raises(ConfigError):
+def test_settings_without_meaning_are_refused(options, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         build(NAFI, options, "aggregator")
 
 

@@ -214,19 +214,19 @@ def test_share_of_moved_units_is_logged() -> None:
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "said"),
     [
-        ("aggregator.last_layer=masked", "aggregator.fold=running"),
-        ("aggregator.last_layer=masked", "aggregator.fold=uniform"),
-        ("aggregator.last_layer=masked", "aggregator.alignment.output=transported"),
-        ("aggregator.alignment.regularization=0",),
-        ("aggregator.alignment.distance=manhattan",),
-        ("+aggregator.alignment.metric=l2",),
+        ("aggregator.last_layer=masked aggregator.fold=running", "got fold=running"),
+        ("aggregator.last_layer=masked aggregator.fold=uniform", "got fold=uniform"),
+        ("aggregator.last_layer=masked aggregator.alignment.output=transported", "output=inputs"),
+        ("aggregator.alignment.regularization=0", "regularization must be positive"),
+        ("aggregator.alignment.distance=manhattan", "'manhattan' is not a choice"),
+        ("+aggregator.alignment.metric=l2", "unknown key 'metric'"),
     ],
 )
-def test_settings_without_meaning_are_refused(overrides: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError):
-        Experiment.of(compose(["method=ot_fusion", *overrides]))
+def test_settings_without_meaning_are_refused(overrides: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Experiment.of(compose(["method=ot_fusion", *overrides.split()]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -159,9 +159,14 @@ def test_fedprox_hook_is_the_gradient_of_its_quadratic() -> None:
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [("method=local", "trainer=scaffold"), ("method=ensemble", "server_optimizer=fedadam")],
+    ("overrides", "said"),
+    [
+        (("method=local", "trainer=scaffold"), "aggregator Local does not average"),
+        (("method=ensemble", "server_optimizer=fedadam"), "a server optimizer has no effect"),
+    ],
 )
-def test_baselines_with_settings_without_effect_are_refused(overrides: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError):
+def test_baselines_with_settings_without_effect_are_refused(
+    overrides: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
         make_world(*overrides)
