@@ -21,11 +21,12 @@ def imports() -> dict[str, set[str]]:
     for name, path in files.items():
         graph[name] = set()
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                graph[name] |= {
-                    node.module,
-                    *(f"{node.module}.{alias.name}" for alias in node.names),
-                } & files.keys()
+            used: set[str] = set()
+            if isinstance(node, ast.Import):
+                used = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                used = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            graph[name] |= used & files.keys()
     return graph
 
 
