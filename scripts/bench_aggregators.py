@@ -21,12 +21,12 @@ import argparse
 import datetime
 import platform
 import statistics
-import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import alternate
 import torch
 from torch import Tensor
 
@@ -165,9 +165,8 @@ def furthest(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(float((a[name] - b[name]).norm() / b[name].norm()) for name in b)
 
 
-def compare(N: int, repeats: int) -> list[str]:
-    """Return the rows of the table for N models."""
-    rows = []
+def compare(N: int, repeats: int) -> Iterator[str]:
+    """Yield the rows of the table for N models."""
     echo, env = method("ma_echo")
 
     results = cohort(N, env)
@@ -193,7 +192,7 @@ def compare(N: int, repeats: int) -> list[str]:
         )
 
         assert isinstance(fused, dict) and isinstance(expected, dict)
-        rows.append(
+        yield (
             f"| {N} | {title} | {seconds:.3f} | {plain_seconds:.2f} "
             f"| {plain_seconds / seconds:.1f} | {furthest(fused, expected):.1e} "
             f"| {memory:.0f} | {plain_memory:.0f} | {models:.0f} | {factors:.0f} |"
@@ -203,8 +202,7 @@ def compare(N: int, repeats: int) -> list[str]:
     for name in ("ot_fusion", "average"):
         aggregator, env = method(name)
         seconds, memory, _ = measured(lambda a=aggregator, env=env: a.fuse(results, env), repeats)
-        rows.append(f"| {N} | {name} | {seconds:.3f} | | | | {memory:.0f} | | | |")
-    return rows
+        yield f"| {N} | {name} | {seconds:.3f} | | | | {memory:.0f} | | | |"
 
 
 def main() -> None:
@@ -219,31 +217,20 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-
-    lines = [
-        "# Server time of aggregation",
-        "",
-        f"{datetime.date.today()}, commit {commit}, "
+    heading = (
+        "# Server time of aggregation\n\n"
+        f"{datetime.date.today()}, commit {alternate.commit(alternate.HERE)}, "
         f"{platform.processor() or platform.machine()}, {options.threads} threads, "
         f"torch {torch.__version__}. MLPs 784-400-200-100-10, T = 60, "
-        "`scripts/bench_aggregators.py`.",
-        "",
-        "| N | method | seconds | plain form, seconds | ratio | relative difference "
-        "| memory, MB | plain form, MB | models, MB | factors, MB |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    print("\n".join(lines), flush=True)
+        "`scripts/bench_aggregators.py`."
+    )
+    columns = ["N", "method", "seconds", "plain form, seconds", "ratio", "relative difference"]
+    columns += ["memory, MB", "plain form, MB", "models, MB", "factors, MB"]
+    table = alternate.Table(options.write, heading, columns)
 
     for N in options.N:
-        rows = compare(N, options.repeats)
-        print("\n".join(rows), flush=True)
-        lines += rows
-
-    if options.write:
-        options.write.write_text("\n".join(lines) + "\n")
+        for row in compare(N, options.repeats):
+            table.line(row)
 
 
 if __name__ == "__main__":

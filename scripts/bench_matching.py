@@ -30,16 +30,16 @@ import argparse
 import datetime
 import math
 import platform
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import alternate
 import numpy as np
 import torch
 from torch import Tensor
@@ -121,13 +121,12 @@ def size(models: Sequence[Tensor]) -> str:
     return f"{len(models)} x {len(models[0]):,} x {models[0].shape[1]:,}"
 
 
-def bench_pfnm(options: argparse.Namespace) -> list[str]:
+def bench_pfnm(options: argparse.Namespace) -> Iterator[str]:
     """Compare PFNM with the loops, in time and in results."""
     models = units(options.nets, options.width, options.dims, options.common, options.noise, "pfnm")
     q, mu0, orders = arguments(models, NAFI.sigma)
     plain = [model.numpy() for model in models], q.numpy(), mu0.numpy(), matching_loops.Constants()
 
-    rows = []
     for sweeps in (SWEEPS, *([0] if not options.whole else [])):
         seconds, memory, found = measured(lambda n=sweeps: match(models, q, mu0, NAFI, orders[:n]))
         row = (
@@ -135,7 +134,7 @@ def bench_pfnm(options: argparse.Namespace) -> list[str]:
             f"| {seconds:.2f} | {memory:,.0f} |"
         )
         if sweeps and not options.whole:
-            rows.append(f"{row} bound 5 s |")
+            yield f"{row} bound 5 s |"
             continue
 
         slow, _, (places, means) = measured(
@@ -148,11 +147,10 @@ def bench_pfnm(options: argparse.Namespace) -> list[str]:
             f"loops {slow:.1f} s, ratio {slow / seconds:.0f} (bound 10), "
             f"same units: {alike}, means within {apart:.0e}"
         )
-        rows.append(f"{row} {said} |")
-    return rows
+        yield f"{row} {said} |"
 
 
-def bench_wide(options: argparse.Namespace) -> list[str]:
+def bench_wide(options: argparse.Namespace) -> Iterator[str]:
     models = units(10, options.wide, options.dims, 10 * options.wide // 2, options.noise, "wide")
     q, mu0, orders = arguments(models, NAFI.sigma)
     seconds, memory, found = measured(lambda: match(models, q, mu0, NAFI, orders))
@@ -160,14 +158,12 @@ def bench_wide(options: argparse.Namespace) -> list[str]:
         f"| PFNM, {SWEEPS} sweeps | {size(models)} | {len(found.members):,} "
         f"| {seconds:.2f} | {memory:,.0f} |"
     )
-    return [f"{row} bounds 60 s, 2,000 MB |"]
+    yield f"{row} bounds 60 s, 2,000 MB |"
 
 
-def bench_grid(options: argparse.Namespace) -> list[str]:
+def bench_grid(options: argparse.Namespace) -> Iterator[str]:
     models = units(options.nets, options.width, options.dims, options.common, options.noise, "pfnm")
     q, mu0, orders = arguments(models, NAFI.sigma)
-
-    rows = []
 
     for kind in options.penalties:
         how = replace(NAFI, penalty=kind)
@@ -206,11 +202,10 @@ def bench_grid(options: argparse.Namespace) -> list[str]:
             f"and {computing / max(computing_one):.2f} times; "
             f"{equal} of {len(LAMBDAS)} bit-identical"
         )
-        rows.append(
+        yield (
             f"| {len(LAMBDAS)} lambdas, {kind} | {size(models)} | {widths} "
             f"| {seconds:.2f} | {memory:,.0f} | {said} |"
         )
-    return rows
 
 
 def _same(a: UnitAssignment, b: UnitAssignment) -> bool:
@@ -218,7 +213,7 @@ def _same(a: UnitAssignment, b: UnitAssignment) -> bool:
     return alike and torch.equal(a.mean, b.mean)
 
 
-def bench_gamf(options: argparse.Namespace) -> list[str]:
+def bench_gamf(options: argparse.Namespace) -> Iterator[str]:
     node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [options.hidden] * 3, "bias": False}
     spec = ModelSpec.of(node, (784,), 10)
     structure, base = structure_of(spec, (784,)), Weights.init(spec, 0, CPU, torch.float64)
@@ -234,7 +229,6 @@ def bench_gamf(options: argparse.Namespace) -> list[str]:
         }
         models.append(Weights(spec, noisy, {}))
 
-    rows = []
     for title, early_stop in (
         ("early stop 1e-9", 1e-9),
         *([("all half-steps", None)] if options.whole else []),
@@ -246,14 +240,13 @@ def bench_gamf(options: argparse.Namespace) -> list[str]:
         )
         seconds, memory, (_, sweeps) = measured(call)
         said = f"{sweeps} sweeps" + ("; bound 60 s" if early_stop else "")
-        rows.append(
+        yield (
             f"| GAMF, {title} | 5 nets, 3 x {options.hidden} | "
             f"| {seconds:.1f} | {memory:,.0f} | {said} |"
         )
-    return rows
 
 
-def bench_fedma(options: argparse.Namespace) -> list[str]:
+def bench_fedma(options: argparse.Namespace) -> Iterator[str]:
     """Match the 512 units of a dense layer after convolutions.
 
     Each unit has 64 incoming weights (positions) per global channel, and a bias. The
@@ -264,28 +257,28 @@ def bench_fedma(options: argparse.Namespace) -> list[str]:
     q, mu0, orders = arguments(models, how.sigma)
     seconds, memory, found = measured(lambda: match(models, q, mu0, how, orders))
     said = f"K = {options.channels}, caps; bound 30 s"
-    return [
+    yield (
         f"| FedMA, dense after conv | {size(models)} | {len(found.members):,} "
         f"| {seconds:.1f} | {memory:,.0f} | {said} |"
-    ]
+    )
 
 
-def bench_gpu(options: argparse.Namespace) -> list[str]:
+def bench_gpu(options: argparse.Namespace) -> Iterator[str]:
     """Compute the cost matrices on the GPU, and the assignment problems on the CPU."""
     models = units(options.nets, options.width, options.dims, options.common, options.noise, "pfnm")
     q, mu0, orders = arguments(models, NAFI.sigma)
 
-    rows = []
     for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         there = [model.to(device) for model in models], q.to(device), mu0.to(device)
         match(*there, NAFI, orders[:1])
         seconds, memory, found = measured(lambda there=there: match(*there, NAFI, orders))
         name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-        rows.append(
+        yield (
             f"| PFNM on {name} | {size(models)} | {len(found.members):,} "
             f"| {seconds:.2f} | {memory:,.0f} | |"
         )
-    return rows if len(rows) > 1 else [*rows, "| no GPU here | | | | | |"]
+    if not torch.cuda.is_available():
+        yield "| no GPU here | | | | | |"
 
 
 CASES = {
@@ -337,21 +330,14 @@ def main() -> None:
         parser.error(f"unknown case {unknown[0]}: choose from {', '.join(CASES)}")
     torch.set_num_threads(options.threads)
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout
-
-    lines = [
-        "# Matching of hidden units",
-        "",
-        f"{datetime.date.today()}, commit {commit.strip()}, "
+    heading = (
+        "# Matching of hidden units\n\n"
+        f"{datetime.date.today()}, commit {alternate.commit(alternate.HERE)}, "
         f"{platform.processor() or platform.machine()}, {options.threads} threads, "
-        f"torch {torch.__version__}, float64. `scripts/bench_matching.py`.",
-        "",
-        "| what | models x units x dimensions | global units | seconds | memory, MB | |",
-        "|---|---|---|---|---|---|",
-    ]
-    print("\n".join(lines), flush=True)
+        f"torch {torch.__version__}, float64. `scripts/bench_matching.py`."
+    )
+    columns = ["what", "models x units x dimensions", "global units", "seconds", "memory, MB", ""]
+    table = alternate.Table(options.write, heading, columns)
 
     small = units(3, 4, 5, 6, 0.1, "warm")
     q, mu0, orders = arguments(small, 1.0)
@@ -359,12 +345,8 @@ def main() -> None:
     match_each(small, q, mu0, NAFI, [0.0, 0.1], orders[None].repeat(2, 0))
 
     for case in options.cases or CASES:
-        rows = CASES[case](options)
-        print("\n".join(rows), flush=True)
-        lines += rows
-
-    if options.write:
-        options.write.write_text("\n".join(lines) + "\n")
+        for row in CASES[case](options):
+            table.line(row)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,10 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,13 +90,12 @@ def measured(call: Callable[[], Any], repeats: int) -> tuple[float, float, Any]:
     return best, most, value
 
 
-def bench_table(options: argparse.Namespace) -> list[str]:
+def bench_table(options: argparse.Namespace) -> Iterator[str]:
     m, K = options.clients_per_round, options.models
     rng = numpy_generator("bench", "table")
     vectors = rng.normal(size=(m * K + 2, 200))
     problem = Selection(vectors @ vectors.T, rng.random(m * K), (K,) * m, 2 * m, 1.0, 4e3, 1.0)
 
-    rows = []
     cases = (
         (1, f"{K}^{m} = {K**m:,} combinations", "bound 10 ms"),
         (3, f"{m} clients in three groups", ""),
@@ -108,8 +106,7 @@ def bench_table(options: argparse.Namespace) -> list[str]:
         seconds, memory, _ = measured(
             lambda order=order: problem.choose(order), 10 * options.repeats
         )
-        rows.append(f"| FedCDA, {what} | {1e3 * seconds:.2f} ms | {memory:,.0f} | {bound} |")
-    return rows
+        yield f"| FedCDA, {what} | {1e3 * seconds:.2f} ms | {memory:,.0f} | {bound} |"
 
 
 def network(classes: int) -> Weights:
@@ -123,7 +120,7 @@ def noisy(tree: Tree, *names: object) -> Tree:
     }
 
 
-def bench_gram(options: argparse.Namespace) -> list[str]:
+def bench_gram(options: argparse.Namespace) -> Iterator[str]:
     start = network(100).params
     count = options.clients_per_round * options.models
     candidates = [noisy(start, number).__getitem__ for number in range(count)]
@@ -131,9 +128,7 @@ def bench_gram(options: argparse.Namespace) -> list[str]:
     seconds, memory, _ = measured(lambda: products(candidates, start, fixed, 90), options.repeats)
     D = sum(value.numel() for value in start.values())
     said = "bounds 4 s on one core, 200 MB"
-    return [
-        f"| FedCDA, Gram matrix of {count} x {D:,} | {seconds:.2f} s | {memory:,.0f} | {said} |"
-    ]
+    yield f"| FedCDA, Gram matrix of {count} x {D:,} | {seconds:.2f} s | {memory:,.0f} | {said} |"
 
 
 class InTurn(Sampling):
@@ -192,8 +187,8 @@ def worker(method: str, options: argparse.Namespace, folder: Path) -> dict[str, 
     }
 
 
-def bench_peak(options: argparse.Namespace) -> list[str]:
-    rows, first = [], 0.0
+def bench_peak(options: argparse.Namespace) -> Iterator[str]:
+    first = 0.0
     size = [f"--clients={options.clients}", f"--clients-per-round={options.clients_per_round}"]
     size += [
         f"--models={options.models}",
@@ -208,11 +203,10 @@ def bench_peak(options: argparse.Namespace) -> list[str]:
         row = json.loads(text.splitlines()[-1])
         first = first or peak
         what = f"{method}, {options.clients} clients, ResNet-18, {row['gb']:.2f} GB on disk"
-        rows.append(
+        yield (
             f"| {what} | {row['seconds']:.2f} s | {peak:,.0f} in all "
             f"| {peak - first:+,.0f}, bound +1,500 |"
         )
-    return rows
 
 
 @dataclass(frozen=True)
@@ -256,16 +250,13 @@ PAIRS = [
 ]  # fmt: skip
 
 
-def bench_rounds(options: argparse.Namespace) -> list[str]:
-    return [
-        _paired(pair, options)
-        for pair in PAIRS
-        if options.only in (None, pair.workload, pair.method)
-    ]
+def bench_rounds(options: argparse.Namespace) -> Iterator[str]:
+    for pair in PAIRS:
+        if options.only in (None, pair.workload, pair.method):
+            yield _paired(pair, options)
 
 
 def _paired(pair: Pair, options: argparse.Namespace) -> str:
-
     rounds, threads = options.rounds or ROUNDS[pair.workload], pair.threads or options.threads
 
     def seconds(method: str) -> float:
@@ -299,7 +290,7 @@ def _paired(pair: Pair, options: argparse.Namespace) -> str:
     )
 
 
-def bench_mix(options: argparse.Namespace) -> list[str]:
+def bench_mix(options: argparse.Namespace) -> Iterator[str]:
     start = network(100).params
     m, D = options.clients_per_round, sum(value.numel() for value in start.values())
     models = torch.randn(m, D, generator=torch_generator("bench", "mix"))
@@ -316,12 +307,10 @@ def bench_mix(options: argparse.Namespace) -> list[str]:
     )
 
     what = f"FedLAW, mix of {m} x {D:,} and gradient of x and z"
-    return [
-        f"| {what} | {mine:.4f} s beside {bare:.4f} s | {memory:,.0f} | ratio {mine / bare:.2f} |"
-    ]
+    yield f"| {what} | {mine:.4f} s beside {bare:.4f} s | {memory:,.0f} | ratio {mine / bare:.2f} |"
 
 
-def bench_teachers(options: argparse.Namespace) -> list[str]:
+def bench_teachers(options: argparse.Namespace) -> Iterator[str]:
     shape = [
         f"clients={options.clients_per_round}",
         "partition=iid",
@@ -349,10 +338,10 @@ def bench_teachers(options: argparse.Namespace) -> list[str]:
     assert env.proxy is not None
     n, m = len(env.proxy), options.clients_per_round
     said = f"a teacher processes a sample {asked[0] / n / m:g} times, bound 1"
-    return [
+    yield (
         f"| FedDF, {m} teachers, {n:,} proxy samples, server's part of a round "
         f"| {seconds:.2f} s | | {said} |"
-    ]
+    )
 
 
 CASES = {
@@ -408,29 +397,17 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown case {unknown[0]}: choose from {', '.join(CASES)}")
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout
-
-    lines = [
-        "# Multi-round methods",
-        "",
-        f"{datetime.date.today()}, commit {commit.strip()}, "
+    heading = (
+        "# Multi-round methods\n\n"
+        f"{datetime.date.today()}, commit {alternate.commit(alternate.HERE)}, "
         f"{platform.processor() or platform.machine()}, {options.threads} threads, "
-        f"torch {torch.__version__}. `scripts/bench_multiround.py`.",
-        "",
-        "| what | time | memory, MB | |",
-        "|---|---|---|---|",
-    ]
-    print("\n".join(lines), flush=True)
+        f"torch {torch.__version__}. `scripts/bench_multiround.py`."
+    )
+    table = alternate.Table(options.write, heading, ["what", "time", "memory, MB", ""])
 
     for case in options.cases or CASES:
-        rows = CASES[case](options)
-        print("\n".join(rows), flush=True)
-        lines += rows
-
-    if options.write:
-        options.write.write_text("\n".join(lines) + "\n")
+        for row in CASES[case](options):
+            table.line(row)
 
 
 if __name__ == "__main__":

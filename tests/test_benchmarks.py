@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ def scripts(monkeypatch: pytest.MonkeyPatch):
     import bench_start
 
     yield alternate, bench_rounds, bench_start
-    for name in ("alternate", "bench_rounds", "bench_start"):
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.startswith(("alternate", "bench_"))]:
+        sys.modules.pop(name)
 
 
 def test_relative_data_folder_becomes_absolute(scripts, tmp_path, monkeypatch) -> None:
@@ -55,6 +57,24 @@ def test_wrong_options_of_bench_rounds_are_refused(scripts, tmp_path, monkeypatc
     with pytest.raises(SystemExit) as stopped:
         scripts[1].main()
     assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize("name", ["bench_aggregators", "bench_matching", "bench_multiround"])
+def test_interrupted_benchmark_has_written_its_finished_rows(
+    scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def rows(*_: Any) -> Iterator[str]:
+        yield "| first |"
+        raise KeyboardInterrupt
+
+    bench, path = importlib.import_module(name), tmp_path / "bench.md"
+    monkeypatch.setattr(bench, "CASES", {"case": rows}, raising=False)
+    monkeypatch.setattr(bench, "compare", rows, raising=False)
+    monkeypatch.setattr(sys, "argv", [name, "--threads", "1", "--write", str(path)])
+    with pytest.raises(KeyboardInterrupt):
+        bench.main()
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# ") and lines[-1] == "| first |"
 
 
 def test_bench_start_runs_the_checkout_that_its_heading_names(scripts, monkeypatch) -> None:
