@@ -10,8 +10,8 @@ clients per round. The lower panel has 10 clients per round and MLPs 784-h-h-10 
 first engine, the second engine and so on, then the bare loop again. Each process gives
 the median of its rounds without the first round. A number is the median of these
 medians over repeats. The script writes bench_growth.md, .json and .png in
-scripts/results, or beside the file of --write. With --draw it only draws numbers that
-were measured before.
+scripts/results, or beside the file of --write. The first two are written after every
+point. With --draw it only draws numbers that were measured before.
 """
 
 from __future__ import annotations
@@ -71,10 +71,16 @@ def points() -> dict[Point, tuple[list[str], list[str], int]]:
     return found
 
 
-def measure(options: Any) -> dict[str, dict[Point, float]]:
-    """Return the seconds per round by line (bare loop or engine) and point."""
-    lines = [BARE, *options.engines]
-    figures: dict[str, dict[Point, float]] = {line: {} for line in lines}
+def measure(options: Any, heading: str) -> None:
+    """Measure every point, and write a Markdown table and JSON after each point.
+
+    The table is the file of --write. The JSON file is beside it. It has the seconds per
+    round by line (bare loop or engine) and point.
+    """
+    lines, path = [BARE, *options.engines], options.write
+    columns = ["clients per round", "parameters", *(f"{line} s/round" for line in lines)]
+    table = alternate.Table(path, heading, columns)
+    stored: dict[str, list[list[Any]]] = {line: [] for line in lines}
 
     for point, (loop, overrides, rounds) in points().items():
         seen: dict[str, list[float]] = {line: [] for line in lines}
@@ -91,28 +97,15 @@ def measure(options: Any) -> dict[str, dict[Point, float]]:
                     )
                 seen[engine].append(statistics.median(mine["seconds"][1:]))
 
-        for line in lines:
-            figures[line][point] = statistics.median(seen[line])
-        print(point, {line: round(figures[line][point], 4) for line in lines}, flush=True)
-    return figures
-
-
-def write(figures: dict[str, dict[Point, float]], heading: str, path: Path) -> None:
-    """Write `path` as a Markdown table, and the numbers as JSON beside it."""
-    table = alternate.Table(
-        path, heading, ["clients per round", "parameters", *(f"{line} s/round" for line in figures)]
-    )
-
-    for kind, x in figures[BARE]:
+        medians = {line: statistics.median(seen[line]) for line in lines}
+        kind, x = point
         m, size = (x, parameters_of_w1()) if kind == "clients" else (FEW, x)
-        table.row([f"{m:,}", f"{size:,}", *(f"{figures[line][kind, x]:.4f}" for line in figures)])
-
-    stored = {
-        line: [[*point, seconds] for point, seconds in of.items()] for line, of in figures.items()
-    }
-    path.with_suffix(".json").write_text(
-        json.dumps({"heading": heading, "seconds": stored}, indent=1) + "\n"
-    )
+        table.row([f"{m:,}", f"{size:,}", *(f"{medians[line]:.4f}" for line in lines)])
+        for line in lines:
+            stored[line].append([*point, medians[line]])
+        path.with_suffix(".json").write_text(
+            json.dumps({"heading": heading, "seconds": stored}, indent=1) + "\n"
+        )
 
 
 def parameters_of_w1() -> int:
@@ -217,7 +210,7 @@ def main() -> None:
     figures = options.draw or options.write.with_suffix(".json")
     if options.draw is None:
         facts = f"{options.threads} threads, medians of {options.repeats} alternating processes"
-        write(measure(options), alternate.heading(facts), options.write)
+        measure(options, alternate.heading(facts))
     draw(json.loads(figures.read_text()), figures.with_suffix(".png"))
     print(f"picture: {figures.with_suffix('.png')}")
 

@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -93,11 +94,9 @@ def run(overrides: list[str]) -> tuple[dict[str, float], float, float]:
     return phases, seconds, peak
 
 
-def rounds(threads: int, data: str) -> list[str]:
-    lines = [
-        "| W1, 20 clients per round | clients | s/round | peak MB | against 100 clients |",
-        "|---|---|---|---|---|",
-    ]
+def rounds(threads: int, data: str) -> Iterator[str]:
+    yield "| W1, 20 clients per round | clients | s/round | peak MB | against 100 clients |"
+    yield "|---|---|---|---|---|"
 
     for method, more in (("fedavg", []), ("scaffold", ["state.memory_gb=0.05"])):
         first = None
@@ -107,24 +106,22 @@ def rounds(threads: int, data: str) -> list[str]:
 
             phases, _, peak = run([*overrides, f"threads={threads}", f"data_root={data}"])
             first = first or peak
-            lines.append(
+            yield (
                 f"| {' '.join([method, *more])} | {clients:,} | {phases['round']:.3f} "
                 f"| {peak:.0f} | {peak / first:.2f} |"
             )
-    return lines
 
 
-def partitions(threads: int, data: str) -> list[str]:
-    lines = [
+def partitions(threads: int, data: str) -> Iterator[str]:
+    yield (
         f"| {N:,} clients, {SAMPLES:,} labels | build s | save s | 10 x sample {COHORT:,} s "
-        "| peak MB |",
-        "|---|---|---|---|---|",
-    ]
+        "| peak MB |"
+    )
+    yield "|---|---|---|---|---|"
     for name in ("iid", "dirichlet_per_client"):
         text, _, peak = child([__file__, "--worker", name])
         build, save, draw = json.loads(text.splitlines()[-1])
-        lines.append(f"| {name} | {build:.1f} | {save:.1f} | {draw:.3f} | {peak:.0f} |")
-    return lines
+        yield f"| {name} | {build:.1f} | {save:.1f} | {draw:.3f} | {peak:.0f} |"
 
 
 def partition_seconds(name: str) -> list[float]:
@@ -151,12 +148,12 @@ def partition_seconds(name: str) -> list[float]:
     return [b - a for a, b in itertools.pairwise(times)]
 
 
-def million(threads: int, data: str) -> list[str]:
-    lines = [
+def million(threads: int, data: str) -> Iterator[str]:
+    yield (
         f"| 10 rounds, {COHORT:,} of {N:,} clients | set-up s | s/round | whole process s "
-        "| peak MB |",
-        "|---|---|---|---|---|",
-    ]
+        "| peak MB |"
+    )
+    yield "|---|---|---|---|---|"
 
     for more in (
         ["method=fedavg"],
@@ -164,11 +161,10 @@ def million(threads: int, data: str) -> list[str]:
         ["method=scaffold", "state.memory_gb=0.01"],
     ):
         phases, seconds, peak = run([*MILLION, *more, f"threads={threads}"])
-        lines.append(
+        yield (
             f"| {' '.join(more)} | {phases['setup']:.1f} | {phases['round']:.2f} "
             f"| {seconds:.1f} | {peak:.0f} |"
         )
-    return lines
 
 
 PARTS = {"rounds": rounds, "partitions": partitions, "million": million}
@@ -186,27 +182,29 @@ def main() -> None:
     if options.worker:
         print(json.dumps(partition_seconds(options.worker)))
         return
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
     from fedexp.storage.environment import environment
 
-    lines = [
+    lines: list[str] = []
+
+    def show(line: str) -> None:
+        lines.append(line)
+        print(line, flush=True)
+        if options.write:
+            options.write.parent.mkdir(parents=True, exist_ok=True)
+            options.write.write_text("\n".join(lines) + "\n")
+
+    show(
         f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, "
         f"{os.cpu_count()} cores, {options.threads} threads, "
         f"Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f} before; "
         "every line is a separate process"
-    ]
-    print(lines[0], flush=True)
-
-    if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
-
+    )
     for part in options.parts:
-        table = ["", *PARTS[part](options.threads, options.data)]
-        print("\n".join(table), flush=True)
-        lines += table
-
-    if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
-        options.write.write_text("\n".join(lines) + "\n")
+        show("")
+        for line in PARTS[part](options.threads, options.data):
+            show(line)
 
 
 if __name__ == "__main__":

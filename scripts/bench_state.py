@@ -38,6 +38,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import alternate
 from bench_scale import child
 
 from fedexp.config.compose import compose
@@ -176,16 +177,15 @@ def main() -> None:
         return
     from fedexp.storage.environment import environment
 
-    lines = [
+    heading = (
         f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, "
         f"{os.cpu_count()} cores, {options.threads} threads, "
         f"state.memory_gb={options.memory_gb:g}, "
-        f"load average {os.getloadavg()[0]:.1f} before",
-        "",
-        "| state | rounds | GB on disk | MB per checkpoint | of the bytes that changed, at most "
-        "| s per checkpoint | s plainly | ratio | peak MB | above FedAvg |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+        f"load average {os.getloadavg()[0]:.1f} before"
+    )
+    columns = ["state", "rounds", "GB on disk", "MB per checkpoint"]
+    columns += ["of the bytes that changed, at most", "s per checkpoint", "s plainly", "ratio"]
+    table = alternate.Table(options.write, heading, [*columns, "peak MB", "above FedAvg"])
 
     first = None
     for kind in ("fedavg", "keeper"):
@@ -201,16 +201,11 @@ def main() -> None:
         row = json.loads(text.splitlines()[-1])
         first = first or peak
         name = kind if kind == "fedavg" else f"{options.clients} x {options.models} models"
-        lines.append(
+        table.line(
             f"| {name} | {row['rounds']} | {row['gb']:.2f} | {row['mb']:.1f} "
             f"| {row['bytes']:.4f} | {row['ours']:.3f} | {row['plain']:.3f} "
             f"| {row['ratio']:.2f} | {peak:.0f} | {peak - first:+.0f} |"
         )
-
-    print("\n".join(lines))
-    if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
-        options.write.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

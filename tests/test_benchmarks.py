@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,22 +60,51 @@ def test_wrong_options_of_bench_rounds_are_refused(scripts, tmp_path, monkeypatc
     assert stopped.value.code == 2
 
 
-@pytest.mark.parametrize("name", ["bench_aggregators", "bench_matching", "bench_multiround"])
+@pytest.mark.parametrize(
+    ("name", "measuring"),
+    [
+        ("bench_aggregators", "compare"),
+        ("bench_matching", "CASES"),
+        ("bench_multiround", "CASES"),
+        ("bench_scale", "PARTS"),
+    ],
+)
 def test_interrupted_benchmark_has_written_its_finished_rows(
-    scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, measuring: str
 ) -> None:
     def rows(*_: Any) -> Iterator[str]:
         yield "| first |"
         raise KeyboardInterrupt
 
     bench, path = importlib.import_module(name), tmp_path / "bench.md"
-    monkeypatch.setattr(bench, "CASES", {"case": rows}, raising=False)
-    monkeypatch.setattr(bench, "compare", rows, raising=False)
+    monkeypatch.setattr(bench, measuring, rows if measuring == "compare" else {"case": rows})
     monkeypatch.setattr(sys, "argv", [name, "--threads", "1", "--write", str(path)])
     with pytest.raises(KeyboardInterrupt):
         bench.main()
-    lines = path.read_text().splitlines()
-    assert lines[0].startswith("# ") and lines[-1] == "| first |"
+    assert path.read_text().endswith("\n| first |\n")
+
+
+def test_interrupted_benchmark_of_growth_has_written_its_finished_points(
+    scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter([[9.0, 1.0, 3.0]] * 2)
+
+    def measured(*_: Any) -> dict[str, Any]:
+        try:
+            return {"seconds": next(seconds), "steps": [1, 1, 1]}
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    growth, path = importlib.import_module("bench_growth"), tmp_path / "growth.md"
+    monkeypatch.setattr(scripts[0], "bare", measured)
+    monkeypatch.setattr(scripts[0], "fedexp", measured)
+    options = ["--engines", "serial", "--repeats", "1", "--write", str(path)]
+    monkeypatch.setattr(sys, "argv", ["bench_growth.py", *options])
+    with pytest.raises(KeyboardInterrupt):
+        growth.main()
+    assert path.read_text().endswith("\n| 10 | 159,010 | 2.0000 | 2.0000 |\n")
+    stored = json.loads(path.with_suffix(".json").read_text())["seconds"]
+    assert stored == {"bare loop": [["clients", 10, 2.0]], "serial": [["clients", 10, 2.0]]}
 
 
 def test_bench_start_runs_the_checkout_that_its_heading_names(scripts, monkeypatch) -> None:
