@@ -693,7 +693,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128, help="b")
     parser.add_argument(
-        "--clients", type=int, default=5, help="m of the cases steps, bf16 and weights"
+        "--clients", type=int, default=5, help="m of steps, bf16, weights and checkpoint"
     )
     parser.add_argument(
         "--steps", type=int, default=T_G, help="generator steps and distillation steps per turn"

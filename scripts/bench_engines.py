@@ -4,7 +4,8 @@
         [--threads 2] [--device cpu|cuda] [--ray] [--write FILE]
 
 The candidates are every engine with every stack size (number of clients that are
-trained together), and the engine that auto chooses. With --ray, engine=ray on a local
+trained together), and the engine that auto chooses. Workers have stacks of at most
+eight clients, and no stacks on the workload resnet. With --ray, engine=ray on a local
 cluster is a candidate, too. The option is off by default, because the idle processes of
 the cluster use some processor time. The script prints the seconds per round of each
 candidate. Everything is controlled from one process. The candidates take turns. The
