@@ -159,7 +159,7 @@ def test_a_run_is_found_again_and_leaves_its_records(
     assert (folder / "result.json").stat().st_mtime_ns == before
 
 
-def test_a_bare_command_runs_the_defaults(capsys) -> None:
+def test_a_bare_command_runs_the_defaults() -> None:
     assert run_command([]) == 0
     (result,) = results()
     assert (result["method"], result["rounds"]) == ("fedavg", 20)
@@ -217,7 +217,7 @@ def test_deeply_nested_override_is_refused(capsys) -> None:
     assert "nested too deeply" in told and "Traceback" not in told
 
 
-def test_reuse_false_runs_afresh_and_keeps_the_old(capsys) -> None:
+def test_reuse_false_runs_afresh_and_keeps_the_old() -> None:
     assert run_command(QUICK) == run_command([*QUICK, "reuse=false"]) == 0
     old, new = sorted(
         Path().glob("outputs/runs/*/*/metrics.jsonl"), key=lambda p: len(p.parent.name)
@@ -683,7 +683,7 @@ def test_nan_or_infinity_from_the_server_is_an_error_not_a_result(
     assert not results()
 
 
-def test_a_crash_between_result_and_status_is_mended(capsys) -> None:
+def test_a_crash_between_result_and_status_is_mended() -> None:
     sweep = ["-m", "seed=1", *QUICK]
     assert run_command(sweep) == 0
     for path in Path().glob("outputs/runs/*/*/status.json"):
@@ -815,7 +815,7 @@ def swept(
     )
 
 
-def test_summary_of_a_sweeper_plug_in_lists_the_trials_that_ran(tmp_path, monkeypatch) -> None:
+def test_summary_of_a_sweeper_plug_in_lists_the_trials_that_ran(tmp_path) -> None:
     ran = swept(tmp_path, "lrs: [0.1, 1.1, 2.1, 0.1]\n")
     assert ran.returncode == 0, ran.stderr
     summary = ran.stdout.rpartition("overrides")[2]

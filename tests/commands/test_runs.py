@@ -331,7 +331,7 @@ def test_run_whose_plugin_cannot_be_parsed_is_not_of_other_code(
     assert folder.exists()
 
 
-def test_whole_name_is_not_ambiguous(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_name_is_not_ambiguous(tmp_path: Path) -> None:
     for code in (CODE_HASH, f"{CODE_HASH}.1", f"{CODE_HASH}.10"):
         make(tmp_path, "done", code=code)
     name = f"fedavg-digits-{CONFIG_HASH}/{CODE_HASH}.1"

@@ -204,7 +204,7 @@ def test_a_frozen_model_trains_like_its_head_on_features(method: str, engine: ty
     assert not torch.allclose(heads[-1].params["output.weight"], split[2].params["output.weight"])
 
 
-def test_control_variates_cover_what_is_trained(tmp_path: Path) -> None:
+def test_control_variates_cover_what_is_trained() -> None:
     (experiment, data, start), _ = whole_and_split("method=scaffold")
     state = experiment.aggregator.init(experiment.env(data, CPU))
     assert set(state["shared"]["c"]) == {"hidden.0.weight", "output.weight"}

@@ -359,9 +359,7 @@ def test_an_interrupted_run_is_listed_with_its_finished_rounds(
 # ---------------------------------------------------------------- profile
 
 
-def test_a_profile_is_a_trace_with_the_phases_and_a_table(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_is_a_trace_with_the_phases_and_a_table(tmp_path: Path) -> None:
     result, _ = run(tmp_path, "debug=profile", "checkpoint.every=1")
     report = result["profile"]
     trace = json.loads(gzip.decompress(Path(report["trace"]).read_bytes()))
@@ -391,9 +389,7 @@ def test_a_profile_is_a_trace_with_the_phases_and_a_table(
     assert train <= (measured + result["seconds"]["setup"]) * 1.05
 
 
-def test_a_profile_trains_the_same_bits_at_an_address_of_its_own(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_trains_the_same_bits_at_an_address_of_its_own(tmp_path: Path) -> None:
     profiled, _ = run(tmp_path, "debug=profile")
     plain, _ = run(tmp_path, "limit.rounds=3", "limit.steps=50")
     assert profiled["folder"] != plain["folder"]

@@ -710,7 +710,7 @@ def test_a_plugin_that_changed_in_the_same_process_is_refused() -> None:
         fedexp.run([*QUICK, "method=fedavg", chosen])
 
 
-def test_a_class_of_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_of_a_script_is_refused() -> None:
     Path("conf/trainer").mkdir(parents=True)
     Path("conf/trainer/scripted.yaml").write_text("_target_: __main__.Mine\n")
     script = """

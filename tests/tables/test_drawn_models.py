@@ -157,7 +157,7 @@ def test_montage_puts_images_where_they_belong() -> None:
     assert torch.equal(montage(colours, 1)[..., :3], colours[0, 0].permute(1, 2, 0))
 
 
-def test_every_model_draws_from_the_same_codes(tmp_path: Path) -> None:
+def test_every_model_draws_from_the_same_codes() -> None:
     model = weights_of(CVAE, 0)
     before = torch.random.get_rng_state()
     images = SamplesDrawing().images(model, 4)
@@ -257,7 +257,7 @@ def test_units_are_those_of_the_last_iteration_kept(tmp_path: Path) -> None:
 # --- the plane
 
 
-def test_projection_is_least_squares(tmp_path: Path) -> None:
+def test_projection_is_least_squares() -> None:
     generator = torch.Generator().manual_seed(0)
     g0, g1, g2, g = torch.randn(4, 40, dtype=torch.float64, generator=generator)
     basis = plane(g0, g1, g2)

@@ -325,7 +325,7 @@ def test_labels_are_never_markup() -> None:
     assert "[red]A[/red]" in whole
 
 
-def test_labels_and_conditions_are_neither_html_nor_formulas(tmp_path: Path) -> None:
+def test_labels_and_conditions_are_neither_html_nor_formulas() -> None:
     method, link = Method("ours", '<img src="x">', role="proposed"), '=HYPERLINK("x")'
     shown = mixed(cell({"row": "<b>1"}, "ours", 50.0), methods=(method,))
     assert not re.search(r"(?<!\\)<(img|b)", markdown(shown))

@@ -128,7 +128,7 @@ def test_best_point_is_chosen_on_held_out_data_and_tested_on_other_seeds(
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_interrupted_study_continues_with_the_same_points(
-    runs: Runs, sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, sampler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [LR, "trials=12", f"sampler={sampler}", "batch=2", "test_seeds=4", *TINY]
     assert run_command(command) == 0
@@ -421,9 +421,7 @@ def test_every_value_is_checked_before_the_first_run(
     assert says in capfd.readouterr().err and not runs.configs
 
 
-def test_searched_rounds_are_the_rounds_of_a_trial(
-    runs: Runs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_searched_rounds_are_the_rounds_of_a_trial(runs: Runs) -> None:
     assert run_command(["rounds=1,3", "sampler=grid", "test_seeds=4", *TINY]) == 0
     assert [trial["rounds"] for trial in summary()["trials"]] == [1, 3]
     (table,) = Path("outputs/tuning").glob("*/*/trials.csv")
@@ -478,9 +476,7 @@ def test_study_of_other_code_or_settings_is_another_one(monkeypatch: pytest.Monk
     assert folder() != first
 
 
-def test_command_of_the_best_run_finds_the_users_options(
-    runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_command_of_the_best_run_finds_the_users_options(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "more" / "method").mkdir(parents=True)
     text = "# @package _global_\ndefaults:\n  - override /trainer: sgd\n\nmethod: mine\n"
     (tmp_path / "more" / "method" / "mine.yaml").write_text(text)
@@ -533,7 +529,7 @@ def test_missing_optuna_is_refused_with_the_extra(
     assert "pip install 'fedexp[tune]'" in capfd.readouterr().err
 
 
-def test_trials_run_in_parallel_and_a_killed_study_continues(tmp_path: Path) -> None:
+def test_trials_run_in_parallel_and_a_killed_study_continues() -> None:
     """The test trains real runs through joblib and kills the study once."""
     command = [
         sys.executable, "-m", "fedexp.commands.tune", LR, "trials=2", "test_seeds=4", "rounds=2",

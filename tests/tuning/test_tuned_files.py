@@ -611,7 +611,7 @@ def test_a_loss_is_refused(
 
 
 def test_other_processes_keep_their_results(
-    mine: Path, tmp_path: Path, runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    mine: Path, runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process tunes the other method while this one runs."""
     mine.write_text(two_methods())
