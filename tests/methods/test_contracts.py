@@ -20,7 +20,7 @@ from fedexp.core.engine import Engine
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.runner import run
+from fedexp.core.runner import Snapshot, run
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.running.experiment import Experiment
@@ -39,6 +39,11 @@ def world_of(method: str, *overrides: str, **kwargs: Any) -> World:
 
 def data_of(method: str, *sizes: tuple[int, ...], copies: bool = False) -> FederatedData:
     return make_data(*sizes, copies=copies, images=DECLARED[method].images)
+
+
+def assert_finite(world: World, snapshot: Snapshot) -> None:
+    models = [model for model in world.models(snapshot) if model]
+    assert all(bool(value.isfinite().all()) for model in models for value in model.values())
 
 
 def test_every_method_declares_its_contracts() -> None:
@@ -195,9 +200,9 @@ def test_method_resumed_from_disk_equals_an_uninterrupted_run(method: str, tmp_p
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_empty_and_single_sample_clients(method: str) -> None:
+def test_empty_and_single_sample_clients_leave_finite_models(method: str) -> None:
     world = world_of(method, data=data_of(method, (10, 0, 1, 7)))
-    world.run()
+    assert_finite(world, world.run())
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -223,8 +228,7 @@ def test_clients_drop_out(method: str) -> None:
         last = step.after
 
     assert set(last.clients) <= trained
-    models = [model for model in world.models(last) if model]
-    assert all(bool(value.isfinite().all()) for model in models for value in model.values())
+    assert_finite(world, last)
     if trained != {POOLED}:
         first, second, third = (max(rounds[round]) for round in range(3))
         assert first == third == world.env.num_clients > second > 0
@@ -266,8 +270,7 @@ def test_clients_make_different_numbers_of_passes(
 
     for step in run(world.aggregator, world.env, Engine(), world.data):
         last = step.after
-    models = [model for model in world.models(last) if model]
-    assert all(bool(value.isfinite().all()) for model in models for value in model.values())
+    assert_finite(world, last)
     if any(client != POOLED for *_, client in planned):
         assert len({epochs for (_, step, _), epochs in planned.items() if step == 0}) > 1
 
