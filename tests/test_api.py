@@ -115,8 +115,10 @@ def test_every_clients_model_can_be_had() -> None:
 @contextlib.contextmanager
 def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, float64])
