@@ -133,11 +133,7 @@ def test_a_round_in_which_everyone_was_skipped_changes_nothing() -> None:
     assert world.aggregator.update(after, [], world.env.at(1)) == (after, {"clients": 0})
 
 
-def test_weights_and_assignments_survive_the_dtype(monkeypatch) -> None:
-    """Weights and assignments do not change with the dtype.
-
-    The parts of the network are cut from the model's tensors without a conversion.
-    """
+def test_parts_are_cut_from_a_float32_model_without_a_conversion() -> None:
     world = matching(MLPS["one"], "pfnm")
     results = [
         replace(
