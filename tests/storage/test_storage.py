@@ -207,19 +207,16 @@ def test_code_hash_sees_code_and_not_comments(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     hashes = []
-    for version, text in enumerate(
-        [
-            '"""Doc."""\nX = 1\n',
-            '"""Other doc."""\n# comment\nX  =  1\n',
-            '"""Doc."""\nX = 2\n',
-            "from fxhelp import Y\nX = 2\n",
-        ]
+    for text in (
+        '"""Doc."""\nX = 1\n',
+        '"""Other doc."""\n# comment\nX  =  1\n',
+        '"""Doc."""\nX = 2\n',
+        "from fxhelp import Y\nX = 2\n",
     ):
         (tmp_path / "fxplug.py").write_text(text)
         (tmp_path / "fxhelp.py").write_text("Y = 1\n")
         forget_sources()
         hashes.append(identity.code_hash({"trainer": {"_target_": "fxplug.T"}}))
-        assert version < 4
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
     forget_sources()
