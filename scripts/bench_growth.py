@@ -11,7 +11,8 @@ first engine, the second engine and so on, then the bare loop again. Each proces
 the median of its rounds without the first round. A number is the median of these
 medians over repeats. The script writes bench_growth.md, .json and .png in
 scripts/results, or beside the file of --write. The first two are written after every
-point. With --draw it only draws numbers that were measured before.
+point, so an interrupted script replaces earlier results by incomplete ones. With --draw
+it only draws numbers that were measured before.
 """
 
 from __future__ import annotations

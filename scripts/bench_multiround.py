@@ -24,9 +24,9 @@ The cases are:
 - `teachers`: the server's part of a FedDF round with fixed proxy samples, and how often
   a teacher processes a sample.
 
-For `table`, `gram` and `mix`, a time is that of the fastest call. `table` makes ten
-times as many calls as --repeats, the others make --repeats calls. For `rounds`, a time
-is a median over --repeats pairs of processes. `peak` and `teachers` measure once.
+For `table`, `gram` and `mix`, a time is that of the fastest call. `gram` and `mix` make
+--repeats calls. `table` makes ten times as many. For `rounds`, a time is a median over
+--repeats pairs of processes. `peak` and `teachers` measure once.
 """
 
 from __future__ import annotations

@@ -71,14 +71,14 @@ def runs_frame(runs: Sequence[StoredRun]) -> Runs:
     # A name may occur in several of these mappings. The first one gives the value.
     parts = [
         (
-            {name: fact(run) for name, fact in _FACTS.items()},
+            {name: fact(run) for name, fact in _COLUMNS.items()},
             dict(dotted_items(run.resolved_config.values)),
             run.result.get("metrics") or {},
             _with_prefix("mean_last_10/", run.result.get("mean_last_10")),
         )
         for run in runs
     ]
-    columns = dict.fromkeys(_FACTS)
+    columns = dict.fromkeys(_COLUMNS)
     for at in (2, 3, 1):
         columns |= dict.fromkeys(name for groups in parts for name in groups[at])
 
@@ -101,24 +101,26 @@ def _cell(value: Any) -> Any:
 
 
 # Columns that are not metrics or config keys, and the functions that compute them.
-_FACTS: Mapping[str, Callable[[StoredRun], Any]] = {
+_COLUMNS: Mapping[str, Callable[[StoredRun], Any]] = {
     "run": FACTS["name"],
-    **{name: FACTS[name] for name in ("method", "dataset")},
+    "method": FACTS["method"],
+    "dataset": FACTS["dataset"],
     **{
         group: lambda run, group=group: run.choices.get(group)  # type: ignore[misc]
         for group in ("partition", "model", "trainer", "aggregator", "server_optimizer")
     },
     "seed": lambda run: run.config.get("seed"),
     "seed_data": lambda run: run.config.get("seed_data"),
-    **{name: FACTS[name] for name in ("status", "headline")},
+    "status": FACTS["status"],
+    "headline": FACTS["headline"],
     "metric": lambda run: (run.headline or {}).get("metric"),
     "rule": lambda run: (run.headline or {}).get("rule"),
     "round": lambda run: run.rounds[0],
     "rounds": lambda run: run.rounds[1],
-    **{
-        name: FACTS[name]
-        for name in ("seconds", "total/local_steps", "total/bytes_up", "total/bytes_down")
-    },
+    "seconds": FACTS["seconds"],
+    "total/local_steps": FACTS["total/local_steps"],
+    "total/bytes_up": FACTS["total/bytes_up"],
+    "total/bytes_down": FACTS["total/bytes_down"],
     "config_hash": in_result("hashes", "config"),
     "code_hash": in_result("hashes", "code"),
     "commit": in_result("environment", "commit"),

@@ -43,7 +43,8 @@ class TableSpec:
     Args:
         rows: Keys whose values distinguish the rows.
         cols: Key whose values distinguish the columns.
-        value: The number of a run that is shown, ``headline`` or a metric.
+        value: The number of a run that is shown: ``headline``, a metric, or a cost such
+            as ``total/bytes_up``.
         aggregate: Whether the table has aggregates over the rows.
         better: ``higher`` or ``lower``. None: it follows from the name of the numbers
             if the table has aggregates, and is unknown otherwise.
@@ -178,7 +179,7 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def _column(name: str, columns: Sequence[str]) -> str:
-    """Return the column with this name. Equal numbers are the same name (0.10 and 0.1).
+    """Return the column with this name, or with the same number (0.10 for 0.1).
 
     Raises:
         ConfigError: There is no such column.
@@ -186,9 +187,9 @@ def _column(name: str, columns: Sequence[str]) -> str:
     if name in columns:
         return name
     is_text, number, _ = sort_key(name)
-    equal = [column for column in columns if sort_key(column)[:2] == (0, number)]
-    if equal and not is_text:
-        return equal[0]
+    for column in [] if is_text else columns:
+        if sort_key(column)[:2] == (0, number):
+            return column
     raise ConfigError(
         f"the table has no column '{name}'",
         where="against",

@@ -170,10 +170,10 @@ def parser() -> Parser:
         parents=[shared, chosen],
         help="a table of runs: means over seeds, paired tests",
         description="rows and cols are keys whose values distinguish rows and columns. value is a "
-        "metric (default: the headline). against=COLUMN compares the other columns with this one "
-        "only. better=higher or better=lower sets which numbers are better. With --aggregate, the "
-        "default is lower for losses, errors, seconds, bytes and size, and higher for other "
-        "numbers.",
+        "metric or a cost such as total/bytes_up (default: the headline). against=COLUMN compares "
+        "the other columns with this one only. better=higher or better=lower sets which numbers "
+        "are better. With --aggregate, the default is lower for losses, errors, seconds, bytes, "
+        "local steps and size, and higher for other numbers.",
         epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist",
     )
     table.add_argument(

@@ -1,8 +1,9 @@
-"""The private interfaces ``torch._*`` that fedexp uses, except ``torch._foreach_*``.
+"""The private interfaces of torch that fedexp uses.
 
-No other module uses such names. The tests in ``tests/core/test_torch_private.py`` check
-each interface after an update of torch. Private classes of ``torch.nn.modules``, such
-as ``_BatchNorm``, and the attribute ``_version`` of a tensor are used directly.
+No other module uses a name ``torch._*``, except ``torch._foreach_*``. Other modules
+also use private classes of ``torch.nn.modules``, such as ``_BatchNorm``, and the
+attribute ``_version`` of tensors. The tests in ``tests/core/test_torch_private.py``
+check each interface after an update of torch.
 """
 
 from __future__ import annotations

@@ -422,9 +422,12 @@ def _allows_channels_last(spec: ModelSpec) -> bool:
 
 
 def layout_of(value: Tensor, channels_last: bool) -> torch.memory_format:
-    """Return the memory layout of a tensor in a network that may be channels last.
+    """Return the memory layout in which a tensor of a network is stored.
 
-    Only 4-D tensors are channels last. All other tensors are contiguous.
+    Args:
+        value: The tensor.
+        channels_last: Whether 4-D tensors are stored channels last. All other tensors
+            are contiguous.
     """
     last = channels_last and value.dim() == 4
     return torch.channels_last if last else torch.contiguous_format

@@ -56,8 +56,8 @@ FACTS: Mapping[str, Callable[[StoredRun], Any]] = {
     "total/bytes_down": in_result("bytes", "down"),
     "total/local_steps": in_result("local_steps"),
 }
-"""Properties of a run that conditions, tables and data frames name alike. ``seconds``
-are those of the whole run, with evaluation and logging."""
+"""Properties of a run that are keys in conditions and tables. ``seconds`` is the time
+of the whole run, with evaluation and logging."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def data_of(method: str, *sizes: tuple[int, ...], copies: bool = False) -> Feder
 
 def assert_finite(world: World, snapshot: Snapshot) -> None:
     models = [model for model in world.models(snapshot) if model]
+    assert models
     assert all(bool(value.isfinite().all()) for model in models for value in model.values())
 
 
