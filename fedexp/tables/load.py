@@ -22,7 +22,8 @@ def with_tuned(table: Table) -> Table:
 
     In such a sweep, several values of one coefficient of the method are tried. The
     column uses the values that were chosen. If none has been chosen yet, the column has
-    no runs and shows the reason.
+    no runs and shows the reason. If they are the table's own values, there is no second
+    column.
 
     Raises:
         ConfigError: The file sweeps an unknown column, or it has a seed of the table.
@@ -32,6 +33,8 @@ def with_tuned(table: Table) -> Table:
     tuning, columns = _tuning(table, table.tuned), list(table.methods)
 
     for key in tuning.sweeps:
+        if key in tuning.unchanged:
+            continue
         base, setting = table.columns[key], tuning.setting(key)
         rules = [*table.rules, *(table.reduced.rules if table.reduced else ())]
         own = [

@@ -104,6 +104,8 @@ class Tuning:
         extension: Number of further values that each method may try. They are used by
             its first sweep whose best point is the lowest or the highest, and continue
             the sweep beyond this point. Values that a run cannot have are left out.
+        unchanged: Columns whose chosen values are those of the table. They have no
+            tuned column, because it would have the same runs as the column itself.
         results: Results by column, as ``fedexp-tune`` writes them.
     """
 
@@ -116,6 +118,7 @@ class Tuning:
     sweeps: dict[str, tuple[Sweep, ...]]
     variant: Literal["full", "reduced"] = "reduced"
     extension: int = 0
+    unchanged: tuple[str, ...] = ()
     results: dict[str, tuple[Swept, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -132,6 +135,8 @@ class Tuning:
                     f"its key, not {sweep.over}",
                 )
 
+        for method in self.unchanged:
+            require(method in self.results, f"unchanged: {method} has no results")
         for method, results in self.results.items():
             require(
                 self._fits(results, self.sweeps.get(method, ())),

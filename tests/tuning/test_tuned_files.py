@@ -21,6 +21,7 @@ from fedexp.commands.tune import run_command
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.storage.files import write_json
+from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder
 from fedexp.tables.build_report import is_partial
 from fedexp.tables.cells import planned_cells
@@ -177,6 +178,12 @@ def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) 
     assert own.label == "Local acc, tuned (local.lr=0.2)" and own.role == "ours" and not own.why
 
 
+def test_a_column_whose_values_did_not_change_has_no_tuned_column(mine: Path) -> None:
+    results = {"local": [result(POINTS, [0.3, 0.6, 0.5], 0.2)]}
+    mine.write_text(yaml.safe_dump(TUNING | {"unchanged": ["local"], "results": results}))
+    assert "local_tuned" not in load_table("my/tiny").columns
+
+
 @pytest.mark.parametrize(("changes", "said"), [
     ({"results": {"local": [result(POINTS[:2], [0.3, 0.6], 0.2)]}}, "results.local has other points"),
     ({"results": {"local": [result(POINTS, [0.3, 0.6, 0.5], 0.3)]}}, "chosen value is one of the points"),
@@ -185,6 +192,7 @@ def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) 
     ({"seeds": [7, 0]}, "seeds of the table"),
     ({"seeds": [7, 7]}, "each once"),
     ({"extension": -1}, "must not be negative"),
+    ({"unchanged": ["local"]}, "local has no results"),
     ({"sweeps": {"local": [{"over": "local.lr", "points": [1, 2], "relative": True}]}}, "comes after the first sweep"),
     ({"by": "metrics.test/global/acc"}, "held-out data has val/"),
     ({"sweeps": {"locl": [{"over": "local.lr", "points": [1, 2]}]}}, "did you mean 'local'"),
@@ -686,6 +694,18 @@ def test_every_sweep_is_of_keys_that_exist_and_has_the_value_of_its_column(name:
             setting = f"{sweep.over}={point}"
             runs = sweep_overrides(tuning, method, [setting])
             assert len(runs) == len(tuning.seeds) and all(setting in run for run in runs)
+
+
+@pytest.mark.parametrize("name", [name for name in tuned_files() if load_tuning(name).unchanged])
+def test_unchanged_columns_have_the_runs_of_the_table(name: str) -> None:
+    tuning = load_tuning(name)
+    table = load_table(tuning.table, tuned=False)
+    for method in tuning.unchanged:
+        only = {**{key: [value] for key, value in tuning.cell.items()}, "method": [method]}
+        (planned,) = planned_cells(table, tuning.variant, only=only)
+        own = [*planned.jobs[0].overrides]
+        chosen = tuning.setting(method)
+        assert chosen and config_hash(compose([*own, *chosen])) == config_hash(compose(own))
 
 
 def test_small_numbers_are_read_back_as_numbers() -> None:
