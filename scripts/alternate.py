@@ -155,17 +155,13 @@ def processor() -> str:
     return platform.machine()
 
 
-class Table:
-    """A Markdown table that is printed and written to its file after every line."""
+class Document:
+    """A Markdown text that is printed and written to its file after every line."""
 
-    def __init__(self, path: Path | None, heading: str, columns: list[str]) -> None:
-        self._path, self._lines = path, [heading, ""]
-        print(heading, end="\n\n")
-        self.row(columns)
-        self.row(["---"] * len(columns))
-
-    def row(self, cells: list[str]) -> None:
-        self.line(f"| {' | '.join(cells)} |")
+    def __init__(self, path: Path | None, heading: str) -> None:
+        self._path = path
+        self._lines: list[str] = []
+        self.line(heading)
 
     def line(self, text: str) -> None:
         self._lines.append(text)
@@ -174,3 +170,16 @@ class Table:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text("\n".join(self._lines) + "\n")
+
+
+class Table(Document):
+    """A document that is one table below a heading."""
+
+    def __init__(self, path: Path | None, heading: str, columns: list[str]) -> None:
+        super().__init__(path, heading)
+        self.line("")
+        self.row(columns)
+        self.row(["---"] * len(columns))
+
+    def row(self, cells: list[str]) -> None:
+        self.line(f"| {' | '.join(cells)} |")

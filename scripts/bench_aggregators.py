@@ -18,8 +18,6 @@ dense projectors.
 from __future__ import annotations
 
 import argparse
-import datetime
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -217,11 +215,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
+    facts = f"{options.threads} threads. MLPs 784-400-200-100-10, T = 60"
     heading = (
-        "# Server time of aggregation\n\n"
-        f"{datetime.date.today()}, commit {alternate.commit(alternate.HERE)}, "
-        f"{platform.processor() or platform.machine()}, {options.threads} threads, "
-        f"torch {torch.__version__}. MLPs 784-400-200-100-10, T = 60, "
+        f"# Server time of aggregation\n\n{alternate.heading(facts)}. "
         "`scripts/bench_aggregators.py`."
     )
     columns = ["N", "method", "seconds", "plain form, seconds", "ratio", "relative difference"]

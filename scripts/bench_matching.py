@@ -27,9 +27,7 @@ peak minus the memory in use before the call.
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -330,11 +328,9 @@ def main() -> None:
         parser.error(f"unknown case {unknown[0]}: choose from {', '.join(CASES)}")
     torch.set_num_threads(options.threads)
 
+    facts = f"{options.threads} threads, float64"
     heading = (
-        "# Matching of hidden units\n\n"
-        f"{datetime.date.today()}, commit {alternate.commit(alternate.HERE)}, "
-        f"{platform.processor() or platform.machine()}, {options.threads} threads, "
-        f"torch {torch.__version__}, float64. `scripts/bench_matching.py`."
+        f"# Matching of hidden units\n\n{alternate.heading(facts)}. `scripts/bench_matching.py`."
     )
     columns = ["what", "models x units x dimensions", "global units", "seconds", "memory, MB", ""]
     table = alternate.Table(options.write, heading, columns)

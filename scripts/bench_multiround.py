@@ -32,10 +32,8 @@ For `table`, `gram` and `mix`, a time is that of the fastest call. `gram` and `m
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -399,12 +397,8 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown case {unknown[0]}: choose from {', '.join(CASES)}")
 
-    heading = (
-        "# Multi-round methods\n\n"
-        f"{datetime.date.today()}, commit {alternate.commit(alternate.HERE)}, "
-        f"{platform.processor() or platform.machine()}, {options.threads} threads, "
-        f"torch {torch.__version__}. `scripts/bench_multiround.py`."
-    )
+    facts = alternate.heading(f"{options.threads} threads")
+    heading = f"# Multi-round methods\n\n{facts}. `scripts/bench_multiround.py`."
     table = alternate.Table(options.write, heading, ["what", "time", "memory, MB", ""])
 
     for case in options.cases or CASES:

@@ -18,11 +18,9 @@ The script prints Markdown tables.
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -32,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import alternate
 from bench_rounds import WORKLOADS
 
 N, SAMPLES, COHORT = 1_000_000, 10_000_000, 1_000
@@ -184,27 +183,16 @@ def main() -> None:
         return
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
-    from fedexp.storage.environment import environment
 
-    lines: list[str] = []
-
-    def show(line: str) -> None:
-        lines.append(line)
-        print(line, flush=True)
-        if options.write:
-            options.write.parent.mkdir(parents=True, exist_ok=True)
-            options.write.write_text("\n".join(lines) + "\n")
-
-    show(
-        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, "
-        f"{os.cpu_count()} cores, {options.threads} threads, "
-        f"Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f} before; "
+    facts = (
+        f"{options.threads} threads, load average {os.getloadavg()[0]:.1f} before; "
         "every line is a separate process"
     )
+    document = alternate.Document(options.write, alternate.heading(facts))
     for part in options.parts:
-        show("")
+        document.line("")
         for line in PARTS[part](options.threads, options.data):
-            show(line)
+            document.line(line)
 
 
 if __name__ == "__main__":

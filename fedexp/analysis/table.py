@@ -187,9 +187,10 @@ def _column(name: str, columns: Sequence[str]) -> str:
     if name in columns:
         return name
     is_text, number, _ = sort_key(name)
-    for column in [] if is_text else columns:
-        if sort_key(column)[:2] == (0, number):
-            return column
+    if not is_text:
+        for column in columns:
+            if sort_key(column)[:2] == (0, number):
+                return column
     raise ConfigError(
         f"the table has no column '{name}'",
         where="against",

@@ -136,7 +136,7 @@ class Tuning:
                 )
 
         for method in self.unchanged:
-            require(method in self.results, f"unchanged: {method} has no results")
+            require(method in self.sweeps, f"unchanged: {method} has no sweep")
         for method, results in self.results.items():
             require(
                 self._fits(results, self.sweeps.get(method, ())),

@@ -192,7 +192,7 @@ def test_a_column_whose_values_did_not_change_has_no_tuned_column(mine: Path) ->
     ({"seeds": [7, 0]}, "seeds of the table"),
     ({"seeds": [7, 7]}, "each once"),
     ({"extension": -1}, "must not be negative"),
-    ({"unchanged": ["local"]}, "local has no results"),
+    ({"unchanged": ["locl"]}, "locl has no sweep"),
     ({"sweeps": {"local": [{"over": "local.lr", "points": [1, 2], "relative": True}]}}, "comes after the first sweep"),
     ({"by": "metrics.test/global/acc"}, "held-out data has val/"),
     ({"sweeps": {"locl": [{"over": "local.lr", "points": [1, 2]}]}}, "did you mean 'local'"),
